@@ -1,0 +1,62 @@
+"""Every error that this project raises on purpose. It must not know who catches them.
+
+::
+
+    MiniLabError
+    ├── RequestError (also a ValueError)    a request that can never run: bad settings, prompt or ids
+    ├── CheckpointError                     a checkpoint folder that cannot be served
+    ├── UnknownModelError                   no model card of that name
+    ├── UnknownJobError                     no such job, or its data has expired
+    ├── DuplicateJobError                   the job id is taken
+    ├── QueueFullError                      the queue holds as many jobs as it may
+    ├── JobCancelledError                   the job was cancelled (raised inside the task only)
+    ├── JobTimeoutError                     the job ran past its deadline (raised inside the task only)
+    ├── StreamError                         a token stream with a gap or an entry that is not ours
+    └── RedisUnavailableError               no server answers, or none can be started
+"""
+
+from __future__ import annotations
+
+
+class MiniLabError(Exception):
+    """The root of all errors of this project."""
+
+
+class RequestError(MiniLabError, ValueError):
+    """A request that breaks a rule; the message gives the rule and what came."""
+
+
+class CheckpointError(MiniLabError):
+    """A checkpoint folder that is incomplete, damaged or of a kind that is not served."""
+
+
+class UnknownModelError(MiniLabError):
+    """A model that no worker has announced."""
+
+
+class UnknownJobError(MiniLabError):
+    """A job that was never submitted here or has expired."""
+
+
+class DuplicateJobError(MiniLabError):
+    """A job id that is already in use."""
+
+
+class QueueFullError(MiniLabError):
+    """A queue that holds as many waiting jobs as it may."""
+
+
+class JobCancelledError(MiniLabError):
+    """A job that was told to stop while it ran."""
+
+
+class JobTimeoutError(MiniLabError):
+    """A job that ran past its deadline."""
+
+
+class StreamError(MiniLabError):
+    """A token stream that does not read 1, 2, 3, ... up to its terminal entry."""
+
+
+class RedisUnavailableError(MiniLabError):
+    """No Redis server answers at the address in use."""

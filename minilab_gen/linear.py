@@ -1,0 +1,88 @@
+"""A linear layer that gives a row the same bits however many rows stand beside it.
+
+It must not know about attention, caches, sampling or Redis: rows go in, rows come out.
+
+Two ways to compute the same product, both row-exact; :meth:`Linear.freeze` chooses between them.
+
+packed
+    The weight is laid out once for oneDNN, and its inner product is used directly. Equal bits at every row
+    count, no padding, and one call fuses what follows (SiLU, a product, a residual). These operators are what
+    ``torch.compile`` emits for frozen weights; they are not documented, so this file is the only one that
+    names them and the worker checks their exactness at start.
+padded
+    ``F.linear`` over rows padded to a multiple of :data:`ROW_TILE`. It differentiates, so training uses it.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ROW_TILE = 8
+"""Rows. ``F.linear`` in float32 takes one path for every multiple of 8 rows; fewer rows take others."""
+
+_PACK_ROWS = 64
+"""Rows that oneDNN lays the weight out for. A hint: any row count gives the same bits."""
+
+
+def packing_is_available() -> bool:
+    """Whether this build of PyTorch has the prepacked linear operators."""
+    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+
+
+class Linear(nn.Module):
+    """``x @ weight.T + bias`` for rows ``x`` of shape (rows, in_features), exact per row."""
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = False) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(out_features, in_features))
+        self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
+        self._packed: Tensor | None = None
+        nn.init.normal_(self.weight, std=0.02)
+
+    def freeze(self, *, packed: bool) -> None:
+        """Fix the weight for inference. Later changes to ``weight`` are not seen by a packed layer."""
+        self.requires_grad_(False)
+        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _PACK_ROWS) if packed else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The plain product, (rows, out_features)."""
+        if self._packed is None:
+            return self._padded(x)
+        return self._pointwise(x, "none")
+
+    def silu(self, x: Tensor) -> Tensor:
+        """SiLU of the product, (rows, out_features)."""
+        if self._packed is None:
+            return F.silu(self._padded(x))
+        return self._pointwise(x, "swish")
+
+    def times(self, x: Tensor, other: Tensor) -> Tensor:
+        """The product multiplied by ``other``, elementwise, (rows, out_features)."""
+        if self._packed is None:
+            return self._padded(x) * other
+        return self._with(x, other, "mul")
+
+    def plus(self, x: Tensor, other: Tensor) -> Tensor:
+        """The product added to ``other``, (rows, out_features)."""
+        if self._packed is None:
+            return self._padded(x) + other
+        return self._with(x, other, "add")
+
+    def _padded(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        missing = -rows % ROW_TILE
+        if not missing:
+            return F.linear(x, self.weight, self.bias)
+        return F.linear(F.pad(x, (0, 0, 0, missing)), self.weight, self.bias)[:rows]
+
+    def _pointwise(self, x: Tensor, attribute: str) -> Tensor:
+        y = torch.ops.mkldnn._linear_pointwise(x, self._packed, self.bias, attribute, [], "")
+        return cast(Tensor, y)
+
+    def _with(self, x: Tensor, other: Tensor, attribute: str) -> Tensor:
+        y = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self.bias, attribute)
+        return cast(Tensor, y)
