@@ -1,0 +1,60 @@
+# Every target sets up what it needs in .venv and does so again when pyproject.toml or constraints.txt changed.
+# On Linux, PyPI's torch brings CUDA along; for the much smaller CPU build say
+#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --quiet -c constraints.txt
+
+# The first of these that runs and is new enough; PYTHON=... overrides.
+PYTHON ?= $(shell for python in python3.11 python3; do \
+	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
+
+# What `make test` hands to pytest, for instance ARGS="-k stream".
+ARGS ?=
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help demo test check format lint types contracts setup
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.worker  ## watch a sentence grow token by token; leaves nothing running
+	@$(BIN)/python -m minilab_worker.demo
+
+test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: format lint types contracts test  ## everything that must hold before a commit: format, lint, types, contracts, tests
+
+format: $(VENV)/.dev  ## is the code formatted?
+	@$(BIN)/ruff format --check
+
+lint: $(VENV)/.dev  ## rules of style and likely bugs
+	@$(BIN)/ruff check
+
+types: $(VENV)/.dev  ## mypy, strict
+	@$(BIN)/mypy
+
+contracts: $(VENV)/.dev  ## who may import whom
+	@$(BIN)/lint-imports --no-logo
+
+setup: $(VENV)/.dev  ## only set up .venv for all of the above
+
+$(VENV)/.made:
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed and none was found; name one with PYTHON=..." >&2; exit 1; }
+	@echo "Making $(VENV) with $(PYTHON)"
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The demo needs only the worker, so a first look does not wait for the tools of the trade.
+$(VENV)/.worker: $(VENV)/.made pyproject.toml constraints.txt
+	@echo "Installing the worker into $(VENV): torch is most of it, a minute or two when pip's cache is warm"
+	@$(PIP) -e '.[worker]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.worker
+	@echo "Installing what the checks need into $(VENV)"
+	@$(PIP) -e '.[worker,train,dev]'
+	@touch $@
