@@ -1,0 +1,76 @@
+"""A sequence: a job inside the engine; and what a step says of it. It must not know about its neighbours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from minilab_gen.request import GenerationRequest
+from minilab_gen.sampling import Sampler
+
+EngineEnd = Literal["stop", "length", "context", "cancelled", "timeout", "error"]
+
+
+class Sequence:
+    """Ids so far, how many of them the cache holds, and the random generator of one job."""
+
+    def __init__(
+        self,
+        name: str,
+        request: GenerationRequest,
+        answered: Iterable[int] = (),
+        deadline: float | None = None,
+    ) -> None:
+        """``answered`` are tokens chosen in an earlier run; ``deadline`` is on the clock of ``time.monotonic``."""
+        self.name = name
+        self.request = request
+        self.deadline = deadline
+        self.ids = [*request.prompt, *answered]
+        self.read = 0
+        """Ids whose keys and values are in the cache."""
+        self.place: int | None = None
+        """Its row in the cache while it runs."""
+        self.sampler: Sampler | None = None
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.ids) - len(self.request.prompt)
+
+    @property
+    def unread(self) -> int:
+        """Ids that the cache does not hold yet: one while decoding, more before the prompt is read."""
+        return len(self.ids) - self.read
+
+    def end_after(self, context_length: int) -> EngineEnd | None:
+        """Why the sequence ends with its last token, or None if it goes on."""
+        if self.tokens and self.ids[-1] in self.request.stop_ids:
+            return "stop"
+        if self.tokens >= self.request.max_new_tokens:
+            return "length"
+        if len(self.ids) >= context_length:
+            return "context"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A token was chosen for a sequence."""
+
+    sequence: Sequence
+    number: int
+    """Its place in the answer, from 1."""
+    token_id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """A sequence has left the engine."""
+
+    sequence: Sequence
+    reason: EngineEnd
+    error: str | None = None
+
+
+Outcome = Chosen | Ended

@@ -1,0 +1,133 @@
+"""The reference: one sequence, one token at a time, the plain loop that everything else must agree with.
+
+It must not know about batches, queues or Redis. ``python -m minilab_gen.generate`` demonstrates it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from minilab_gen.model import KVCache, MiniLabModel, load
+from minilab_gen.request import GREEDY, GenerationRequest, ModelLimits, SamplingSettings
+from minilab_gen.sampling import Sampler, next_token_probabilities
+from minilab_gen.tokenizer import BASE_CHECKPOINT, get_tokenizer
+
+__all__ = ["GREEDY", "SamplingSettings", "Step", "generate", "next_token_probabilities"]
+
+
+class Step(NamedTuple):
+    """A chosen token and the logits (vocab,) that it was chosen from."""
+
+    token_id: int
+    logits: Tensor
+
+
+def generate(
+    model: MiniLabModel,
+    prompt: Sequence[int] | Tensor,
+    max_new_tokens: int,
+    settings: SamplingSettings = GREEDY,
+    stop_id: int | Collection[int] | None = None,
+    use_cache: bool = True,
+    cache: KVCache | None = None,
+) -> Iterator[Step]:
+    """Yield each token as it is chosen, the stop token included, until it, ``max_new_tokens`` or a full context.
+
+    ``cache`` must be empty; it shows what was projected, also where ``use_cache`` is False and every step reads the
+    whole sequence again. Raises ValueError at the call for a prompt that does not hold 1 to context_length - 1 known
+    ids, and for settings out of their range.
+    """
+    ids = prompt.flatten().tolist() if isinstance(prompt, Tensor) else prompt
+    stop_ids = () if stop_id is None else (stop_id,) if isinstance(stop_id, int) else tuple(stop_id)
+    request = GenerationRequest(tuple(ids), max_new_tokens, settings, stop_ids)
+    request.check_fits(ModelLimits(model.config.vocab_size, model.config.context_length))
+    if cache is None:
+        cache = KVCache(model.config.n_layer)
+    elif cache.length:
+        raise ValueError(f"cache must be empty, got one that holds {cache.length} tokens")
+    return _steps(model, request, use_cache, cache)
+
+
+@torch.no_grad()
+def _steps(model: MiniLabModel, request: GenerationRequest, use_cache: bool, cache: KVCache) -> Iterator[Step]:
+    sampler = Sampler(request.settings, model.config.vocab_size)
+    ids = list(request.prompt)
+    for _ in range(request.longest_answer(model.config.context_length)):
+        logits = _next_logits(model, ids, use_cache, cache)
+        token_id = sampler.choose(logits)
+        yield Step(token_id, logits)
+        if token_id in request.stop_ids:
+            return
+        ids.append(token_id)
+
+
+def _next_logits(model: MiniLabModel, ids: list[int], use_cache: bool, cache: KVCache) -> Tensor:
+    """Logits (vocab,) after ids: of the tokens that the cache lacks, or of all of them, read afresh."""
+    reader = cache if use_cache else KVCache(model.config.n_layer)
+    unread = torch.tensor([ids[reader.length :]], device=model.device)
+    logits, _ = model(unread, cache=reader)
+    if reader is not cache:
+        cache.projected += reader.projected
+    last: Tensor = logits[0, -1]
+    return last
+
+
+# The demonstration -----------------------------------------------------------------------------------------------
+
+_PROMPT = "Phileas Fogg"
+_DEMONSTRATION_TOKENS = 60
+_BENCHMARK_TOKENS = 126
+"""With the prompt of 2 ids these fill the context of the base model, 128."""
+
+_STRATEGIES = {
+    "greedy": GREEDY,
+    "T=0.8": SamplingSettings(temperature=0.8, seed=1),
+    "T=0.8 top-k 20": SamplingSettings(temperature=0.8, top_k=20, seed=1),
+    "T=0.8 top-p 0.9": SamplingSettings(temperature=0.8, top_p=0.9, seed=1),
+    "T=1.5": SamplingSettings(temperature=1.5, seed=1),
+}
+
+
+def demonstrate() -> None:
+    """Print five decoding strategies after "Phileas Fogg", then what the cache saves."""
+    model, tokenizer = load(BASE_CHECKPOINT), get_tokenizer()
+    prompt = tokenizer.encode(_PROMPT)
+    for name, settings in _STRATEGIES.items():
+        print(f"--- {name}")
+        decoder = tokenizer.decoder()
+        print(_PROMPT, end="")
+        for step in generate(model, prompt, _DEMONSTRATION_TOKENS, settings):
+            print(decoder.push(step.token_id), end="", flush=True)
+        print(decoder.flush())
+    print(f"--- cache: {_BENCHMARK_TOKENS} greedy tokens after {len(prompt)}")
+    compare_with_and_without_cache(model, prompt)
+
+
+def compare_with_and_without_cache(model: MiniLabModel, prompt: Sequence[int]) -> None:
+    """Print whether both ways agree, the largest gap of a logit, the times, and the projections of each."""
+    list(generate(model, prompt, 8))  # warm-up
+    plain, plain_seconds, plain_projected = _timed_run(model, prompt, use_cache=False)
+    cached, cached_seconds, cached_projected = _timed_run(model, prompt, use_cache=True)
+    gap = max(float((a.logits - b.logits).abs().max()) for a, b in zip(plain, cached, strict=True))
+    print(f"same tokens: {[step.token_id for step in plain] == [step.token_id for step in cached]}")
+    print(f"largest logit gap: {gap}")
+    print(f"without cache: {plain_seconds:.3f} s, {plain_projected} projections")
+    print(f"with cache:    {cached_seconds:.3f} s, {cached_projected} projections")
+    print(f"the cache is {plain_seconds / cached_seconds:.1f} times as fast", end=" ")
+    print(f"and saves {plain_projected - cached_projected} projections")
+
+
+def _timed_run(model: MiniLabModel, prompt: Sequence[int], *, use_cache: bool) -> tuple[list[Step], float, int]:
+    cache = KVCache(model.config.n_layer)
+    start = time.perf_counter()
+    steps = list(generate(model, prompt, _BENCHMARK_TOKENS, use_cache=use_cache, cache=cache))
+    return steps, time.perf_counter() - start, cache.projected
+
+
+if __name__ == "__main__":
+    demonstrate()

@@ -1,0 +1,101 @@
+"""Model cards: what a worker tells clients about its model. It must not know torch, so a card holds plain values.
+
+The tokenizer travels beside the card under the hash of its text, so that a card is cheap to read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass
+
+import redis
+
+from minilab_gen.errors import UnknownModelError
+from minilab_gen.protocol import keys
+from minilab_gen.request import ModelLimits
+from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model as its workers announce it."""
+
+    name: str
+    context_length: int
+    vocab_size: int
+    stop_ids: tuple[int, ...]
+    """Where the model ends a text by itself."""
+    fingerprint: str
+    """Equal fingerprints give equal tokens."""
+    exactness: str
+    """The verdict of the worker's self-check."""
+    tokenizer: str
+    """The hash under which the tokenizer's text is kept."""
+
+    @property
+    def limits(self) -> ModelLimits:
+        return ModelLimits(self.vocab_size, self.context_length)
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self), allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> ModelCard:
+        content = json.loads(text)
+        return cls(**{**content, "stop_ids": tuple(content["stop_ids"])})
+
+
+def digest(tokenizer_json: str) -> str:
+    """The hash that names a tokenizer."""
+    return hashlib.sha256(tokenizer_json.encode()).hexdigest()[:32]
+
+
+def publish_card(connection: redis.Redis, card: ModelCard, tokenizer_json: str) -> None:
+    """Announce a model, or announce it again before its card expires."""
+    with connection.pipeline(transaction=True) as pipeline:
+        pipeline.set(keys.tokenizer(card.tokenizer), tokenizer_json, ex=keys.CARD_TTL)
+        pipeline.set(keys.model_card(card.name), card.to_json(), ex=keys.CARD_TTL)
+        pipeline.execute()
+
+
+def read_card(connection: redis.Redis, model: str) -> ModelCard:
+    """A model's card; for the base model the shipped one where no worker has been up yet."""
+    stored = connection.get(keys.model_card(model))
+    if stored is not None:
+        return ModelCard.from_json(stored)
+    if model == keys.DEFAULT_MODEL:
+        return _shipped_card()
+    known = sorted(card.name for card in all_cards(connection))
+    listed = f"; announced are {', '.join(known)}" if known else "; no model is announced"
+    raise UnknownModelError(f"no worker has announced the model {model}{listed}")
+
+
+def all_cards(connection: redis.Redis) -> list[ModelCard]:
+    """The cards of all announced models, by name."""
+    found = sorted(connection.scan_iter(match=keys.model_card("*"), count=1000))
+    texts = connection.mget(found) if found else []
+    return [ModelCard.from_json(text) for text in texts if text is not None]
+
+
+def read_tokenizer(connection: redis.Redis, card: ModelCard) -> Tokenizer:
+    """The tokenizer of an announced model."""
+    stored = connection.get(keys.tokenizer(card.tokenizer))
+    if stored is not None:
+        return Tokenizer.from_json(stored.decode())
+    if card.name == keys.DEFAULT_MODEL:
+        return get_tokenizer()
+    raise UnknownModelError(f"the tokenizer of the model {card.name} has expired; start one of its workers")
+
+
+def _shipped_card() -> ModelCard:
+    config = json.loads((BASE_CHECKPOINT / "config.json").read_text(encoding="utf-8"))
+    return ModelCard(
+        name=keys.DEFAULT_MODEL,
+        context_length=config["max_position_embeddings"],
+        vocab_size=config["vocab_size"],
+        stop_ids=(config["eos_token_id"],),
+        fingerprint="",
+        exactness="unknown: no worker has been up",
+        tokenizer=digest(get_tokenizer().to_json()),
+    )

@@ -1,0 +1,273 @@
+"""The one place that makes Redis connections, with their timeouts and why.
+
+It must not know about keys, jobs or streams, nor keep a connection for itself.
+
+Every connection speaks bytes, because RQ stores compressed data that no encoding can decode, and protocol 2, because
+one shape of answer is enough to read. Without an address it leads to the private server of ``embedded.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import sys
+import time
+from typing import Any
+from urllib.parse import SplitResult, parse_qsl, urlencode, urlsplit
+
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialWithJitterBackoff
+from redis.exceptions import AuthenticationError, AuthorizationError, BusyLoadingError, RedisError
+from redis.retry import Retry
+
+from minilab_gen.errors import RedisUnavailableError, RequestError
+
+logger = logging.getLogger(__name__)
+
+BLOCK_MS = 2_000
+"""Milliseconds that one blocking read may ask the server to wait: short enough that a reader soon notices a cancel."""
+
+SOCKET_SECONDS = 10.0
+"""Seconds without an answer after which a connection counts as lost: five times what a blocking read waits on purpose.
+redis-py's own 5 would leave a busy server three seconds."""
+
+CONNECT_SECONDS = 5.0
+"""Seconds to reach a server: two repeats of a lost TCP packet (after 1 and 3 s) fit, a dead address is soon told."""
+
+RETRIES = 3
+"""Times that a command is sent again after its connection broke. This bridges a restart of a proxy, about a second in
+all. More would hide an outage from callers that have better to do than wait, and each repeat of a command whose answer
+was lost runs it again: harmless for stream entries, whose ids are explicit, not for everything. redis-py does ten."""
+
+FIRST_PAUSE_SECONDS = 0.1
+LONGEST_PAUSE_SECONDS = 2.0
+"""The back-off between attempts doubles from the first to the longest: polite to the server, quick for the user."""
+
+LOADING_SECONDS = 30.0
+"""Seconds that a server may go on answering LOADING. It is well and reads its data back, at about 100 MB a second."""
+
+_SETTINGS: dict[str, Any] = {
+    "decode_responses": False,
+    "protocol": 2,
+    "legacy_responses": True,
+    "socket_timeout": SOCKET_SECONDS,
+    "socket_connect_timeout": CONNECT_SECONDS,
+}
+_RETRIED = (redis.ConnectionError,)
+"""Not timeouts: after ten silent seconds three more tries would make forty, with the command perhaps run each time."""
+
+_OVERRULED = ("protocol", "legacy_responses", "decode_responses")
+"""Options that a URL shared with other programs may hold, and that change nothing here."""
+
+_URL_OPTIONS = frozenset({
+    *("db", "username", "password", "client_name"),
+    *("socket_timeout", "socket_connect_timeout", "health_check_interval", "max_connections"),
+    *("ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname"),
+    *("ssl_ciphers", "ssl_keyfile", "ssl_password"),
+})
+"""Options of a URL that are passed on to redis-py. A list, since redis-py takes any name, from ``retry`` to a typing
+error, and fails at the first command with a TypeError."""
+
+_SCHEMES = ("redis", "rediss", "unix")
+_FALSE = ("0", "f", "false", "n", "no", "")
+
+
+def redis_url() -> str | None:
+    """The address in ``MINILAB_REDIS_URL``; None when it is unset or empty, which means the private server."""
+    return os.environ.get("MINILAB_REDIS_URL", "").strip() or None
+
+
+def connect(url: str | None = None, wait: float = 0.0) -> redis.Redis:
+    """A connection that has answered a PING. The caller closes it.
+
+    Without a URL it goes to ``MINILAB_REDIS_URL``, else to the private server, which it starts. For ``wait`` seconds a
+    server that cannot be reached is asked again. Raises RedisUnavailableError, or RequestError for a bad URL.
+    """
+    address = _address(url)
+    patience = _Patience(address, wait)
+    client = redis.Redis.from_url(address, retry=Retry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
+    try:
+        _greet(client, patience)
+    except BaseException:
+        client.close()
+        raise
+    return client
+
+
+async def connect_async(url: str | None = None, wait: float = 0.0) -> redis.asyncio.Redis:
+    """The same as ``connect`` for asyncio: same settings, checks and errors. The caller awaits ``aclose()``."""
+    address = await asyncio.to_thread(_address, url)  # starting the private server blocks for a moment
+    patience = _Patience(address, wait)
+    client = redis.asyncio.Redis.from_url(address, retry=AsyncRetry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
+    try:
+        await _greet_async(client, patience)
+    except BaseException:
+        await client.aclose()
+        raise
+    return client
+
+
+def masked_url(url: str) -> str:
+    """The URL as it may be shown: without user, password and options. What cannot be taken apart is not shown."""
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return "***" if "@" in url else url
+    user, at, _ = rest.rpartition("@")
+    if any(mark in user for mark in "/?#"):  # a password with such a character is read as a host, port or path
+        return f"{scheme}://***"
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return f"{scheme}://***"
+    shown = parts.netloc.rpartition("@")[2] + parts.path
+    return f"{scheme}://{'***@' if at else ''}{shown}{'?***' if parts.query else ''}"
+
+
+def _address(url: str | None) -> str:
+    given = redis_url() if url is None else url
+    if given is not None:
+        return _checked_url(given)
+    if sys.platform == "win32":
+        raise RedisUnavailableError("there is no private Redis on Windows: set MINILAB_REDIS_URL to the address of one")
+    # Not at the top: a machine without fcntl and unix sockets still reaches a server by its URL.
+    from minilab_gen.protocol import embedded
+
+    return embedded.start().url
+
+
+def _checked_url(url: str) -> str:
+    """The URL without the options that are set here. Raises RequestError, unchained: redis-py quotes from passwords."""
+    parts = _split(url)
+    given = dict(parse_qsl(parts.query))
+    if given.get("decode_responses", "").lower() not in _FALSE:
+        raise _refusal(url, "must not ask for decode_responses, since RQ needs bytes")
+    options = {name: value for name, value in given.items() if name not in _OVERRULED}
+    if unknown := sorted(options.keys() - _URL_OPTIONS):
+        # A password option with an & in it falls apart, and its rest looks like the name of another.
+        came = "others" if any("password" in name for name in given) else ", ".join(unknown)
+        raise _refusal(url, f"may hold the options {', '.join(sorted(_URL_OPTIONS))}, not {came}")
+    if parts.scheme != "rediss" and any(name.startswith("ssl_") for name in options):
+        raise _refusal(url, "with ssl options must begin with rediss://")
+    if "ssl_cert_reqs" in options:
+        options["ssl_cert_reqs"] = _certificate_rule(url, options["ssl_cert_reqs"])
+    _check_numbers(url, options)
+    return url.partition("?")[0].partition("#")[0] + (f"?{urlencode(options)}" if options else "")
+
+
+def _split(url: str) -> SplitResult:
+    scheme = url.partition("://")[0]
+    if scheme not in _SCHEMES or "://" not in url:
+        raise _refusal(url, "must begin with redis://, rediss:// or unix://")
+    try:
+        parts = urlsplit(url)
+        port, _ = parts.port, (parts.hostname or "").encode("idna")
+    except ValueError:
+        raise _refusal(url, "must be scheme://user:password@host:port/db with a %-encoded password") from None
+    if scheme == "unix":
+        if parts.hostname or not parts.path.startswith("/"):
+            raise _refusal(url, "must give an absolute path after unix://")
+        return parts
+    if "@" in parts.path + parts.query + parts.fragment:
+        raise _refusal(url, "must have every @, /, ? and # of a password or option %-encoded")
+    if port == 0:
+        raise _refusal(url, "must have a port from 1 to 65535")
+    database = parts.path.removeprefix("/")
+    if database and not (database.isascii() and database.isdigit()):  # redis-py would quietly take database 0
+        raise _refusal(url, "must have a database number as its path")
+    return parts
+
+
+def _certificate_rule(url: str, value: str) -> str:
+    """none, optional or required, also when spelt as Python's None or ssl's CERT_NONE, as other programs have it."""
+    rule = value.lower().removeprefix("cert_")
+    if rule not in ("none", "optional", "required"):
+        raise _refusal(url, f"must have ssl_cert_reqs none, optional or required, not {value!r}")
+    return rule
+
+
+def _check_numbers(url: str, options: dict[str, str]) -> None:
+    least = {
+        "db": 0,
+        "max_connections": 1,
+        "health_check_interval": 0,
+        "socket_timeout": 2 * BLOCK_MS / 1000,  # or every quiet blocking read would count as a lost connection
+        "socket_connect_timeout": 0.1,
+    }
+    for name, lowest in least.items():
+        if name not in options:
+            continue
+        kind = float if name.endswith("timeout") else int
+        try:
+            allowed = lowest <= kind(options[name]) <= 1_000_000  # a NaN is outside, too
+        except ValueError:
+            allowed = False
+        if not allowed:
+            number = "a number" if kind is float else "a whole number"
+            raise _refusal(url, f"must have {name} as {number} from {lowest:g} to 1000000, not {options[name]!r}")
+
+
+def _refusal(url: str, rule: str) -> RequestError:
+    return RequestError(f"a Redis URL {rule}; got {masked_url(url)!r}")
+
+
+class _Patience:
+    """How long one call keeps asking a server that does not answer yet, and what it says in the end."""
+
+    def __init__(self, url: str, wait: float) -> None:
+        if not wait >= 0:
+            raise RequestError(f"wait must be a number of seconds, at least 0, got {wait}")
+        self._pause = FIRST_PAUSE_SECONDS / 2
+        self._shown = masked_url(url)
+        self._wait = wait
+        self._began = time.monotonic()
+        self._said = False
+
+    def pause_after(self, error: RedisError) -> float:
+        """Seconds until the next attempt. Raises RedisUnavailableError when none would help or time is up."""
+        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(".")
+        if isinstance(error, (AuthenticationError, AuthorizationError)):
+            raise RedisUnavailableError(
+                f"Redis at {self._shown} refuses the login: {reason}; correct user and password in the URL"
+            ) from error
+        if not isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
+            raise RedisUnavailableError(f"Redis at {self._shown} does not serve us: {reason}; check its URL") from error
+        limit = max(self._wait, LOADING_SECONDS) if isinstance(error, BusyLoadingError) else self._wait
+        left = self._began + limit - time.monotonic()
+        if left <= 0:
+            raise RedisUnavailableError(
+                f"no Redis answers at {self._shown}: {reason}; start that server, or set MINILAB_REDIS_URL to another "
+                "(unset, a private one is started)"
+            ) from error
+        if not self._said:
+            logger.warning("waiting up to %.0f s for Redis at %s: %s", limit, self._shown, reason)
+            self._said = True
+        self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
+        return min(self._pause, left)
+
+
+def _greet(client: redis.Redis, patience: _Patience) -> None:
+    while True:
+        try:
+            client.ping()
+            return
+        except RedisError as error:
+            pause = patience.pause_after(error)
+        time.sleep(pause)
+
+
+async def _greet_async(client: redis.asyncio.Redis, patience: _Patience) -> None:
+    while True:
+        try:
+            await client.ping()
+            return
+        except RedisError as error:
+            pause = patience.pause_after(error)
+        await asyncio.sleep(pause)
+
+
+def _back_off() -> ExponentialWithJitterBackoff:
+    return ExponentialWithJitterBackoff(cap=LONGEST_PAUSE_SECONDS, base=FIRST_PAUSE_SECONDS)

@@ -1,0 +1,115 @@
+"""What stands in a token stream, and how it is spelled there. It must not know who reads or writes it.
+
+Token n is the entry with the id ``n-0``; the terminal entry follows with the next number. So an entry's id is a cursor,
+and Redis itself refuses a repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Literal, get_args
+
+from minilab_gen.errors import StreamError
+
+EndReason = Literal["stop", "length", "context", "cancelled", "timeout", "error"]
+END_REASONS: Final[tuple[EndReason, ...]] = get_args(EndReason)
+
+Fields = dict[str, str]
+RawEntry = tuple[bytes, Mapping[bytes, bytes]]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """The n-th token of an answer."""
+
+    number: int
+    token_id: int
+    text: str
+    """What became printable with it; often empty inside a character of several bytes."""
+
+    def to_fields(self) -> Fields:
+        return {"id": str(self.token_id), "text": self.text}
+
+    def to_json(self) -> dict[str, Any]:
+        return {"n": self.number, "id": self.token_id, "text": self.text}
+
+
+@dataclass(frozen=True, slots=True)
+class EndEvent:
+    """Why and how a job ended."""
+
+    reason: EndReason
+    tokens: int
+    """Tokens of the answer, a stop token included."""
+    prompt_tokens: int
+    text: str = ""
+    """U+FFFD where the answer was cut inside a character."""
+    stop_id: int | None = None
+    """The id that ended it, for ``stop``."""
+    error: str | None = None
+    """What went wrong, for ``error``."""
+    phase: Literal["waiting", "running"] | None = None
+    """When the time ran out, for ``timeout``."""
+
+    @property
+    def number(self) -> int:
+        """Its place in the stream: the one after the last token."""
+        return self.tokens + 1
+
+    @property
+    def succeeded(self) -> bool:
+        return self.reason in ("stop", "length", "context")
+
+    def to_fields(self) -> Fields:
+        given = self.to_json()
+        return {name: str(value) for name, value in given.items()}
+
+    def to_json(self) -> dict[str, Any]:
+        given = asdict(self)
+        return {"end": given.pop("reason")} | {name: value for name, value in given.items() if value not in (None, "")}
+
+
+Event = TokenEvent | EndEvent
+
+
+def entry_id(number: int) -> str:
+    """The stream entry id of token ``number``; 0 is before the first."""
+    return f"{number}-0"
+
+
+def entry_number(raw: bytes) -> int:
+    """The token number in an entry id. Raises StreamError for an id that is not of ours."""
+    number, dash, rest = raw.partition(b"-")
+    if not number.isdigit() or (dash, rest) != (b"-", b"0"):
+        raise StreamError(f"a token stream's entry ids must be n-0, got {raw.decode(errors='replace')}")
+    return int(number)
+
+
+def decode_entry(entry: RawEntry) -> Event:
+    """The event in a raw entry. Raises StreamError where it is not one."""
+    raw_id, raw_fields = entry
+    number = entry_number(raw_id)
+    fields = {name.decode(): value.decode("utf-8", errors="replace") for name, value in raw_fields.items()}
+    try:
+        if "end" in fields:
+            return _decode_end(fields)
+        return TokenEvent(number, int(fields["id"]), fields["text"])
+    except (KeyError, ValueError) as error:
+        raise StreamError(f"entry {number} is neither a token nor an end: {fields}") from error
+
+
+def _decode_end(fields: Fields) -> EndEvent:
+    reason = fields["end"]
+    if reason not in END_REASONS:
+        raise ValueError(reason)
+    phase = fields.get("phase")
+    return EndEvent(
+        reason=reason,
+        tokens=int(fields["tokens"]),
+        prompt_tokens=int(fields["prompt_tokens"]),
+        text=fields.get("text", ""),
+        stop_id=int(fields["stop_id"]) if "stop_id" in fields else None,
+        error=fields.get("error"),
+        phase="waiting" if phase == "waiting" else "running" if phase == "running" else None,
+    )

@@ -1,0 +1,283 @@
+"""Jobs from the outside: submit, look at, cancel. Plain RQ jobs through RQ's public interface.
+
+It must not know torch, nor what happens inside a worker.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import redis
+from rq import Queue, Worker
+from rq.exceptions import DuplicateJobError as RqDuplicateJobError
+from rq.exceptions import InvalidJobOperation, NoSuchJobError
+from rq.job import Job, JobStatus
+from rq.serializers import JSONSerializer
+
+from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError, UnknownJobError
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.events import EndEvent, EndReason
+from minilab_gen.protocol.keys import Priority
+from minilab_gen.protocol.streams import publish, published_tokens
+from minilab_gen.request import MAX_SEED, GenerationRequest
+
+EXPIRES_AT: Final = "expires_at"
+"""Field of a job's meta: the Unix time after which it must not start."""
+
+_SUBMISSION: Final = "submission"
+"""Field of a job's meta: a random name of the call that submitted it."""
+
+JobState = Literal["queued", "started", "finished", "failed", "cancelled"]
+
+_STATES: Final[dict[JobStatus, JobState]] = {
+    JobStatus.CREATED: "queued",
+    JobStatus.QUEUED: "queued",
+    JobStatus.DEFERRED: "queued",
+    JobStatus.SCHEDULED: "queued",
+    JobStatus.READY: "queued",
+    JobStatus.STARTED: "started",
+    JobStatus.FINISHED: "finished",
+    JobStatus.FAILED: "failed",
+    JobStatus.STOPPED: "cancelled",
+    JobStatus.CANCELED: "cancelled",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """How a request is put into the queue."""
+
+    model: str = keys.DEFAULT_MODEL
+    job_id: str | None = None
+    """The id to give the job; None makes one up."""
+    priority: Priority = "normal"
+    timeout: int = keys.DEFAULT_TIMEOUT
+    """Seconds that it may run."""
+    ttl: int | None = None
+    """Seconds that it may wait; None waits for ever."""
+    max_queued: int | None = None
+    """Waiting jobs above which it is refused; None sets no bound."""
+
+    def __post_init__(self) -> None:
+        keys.check_model_name(self.model)
+        if self.job_id is not None:
+            keys.check_job_id(self.job_id)
+        if self.priority not in keys.PRIORITIES:
+            raise RequestError(f"priority must be one of {', '.join(keys.PRIORITIES)}, got {self.priority!r}")
+        _whole_seconds("timeout", self.timeout)
+        if self.ttl is not None:
+            _whole_seconds("ttl", self.ttl)
+
+
+@dataclass(frozen=True, slots=True)
+class JobView:
+    """A job as it stands."""
+
+    job_id: str
+    state: JobState
+    model: str
+    tokens: int
+    """Tokens in its stream."""
+    end: EndEvent | None
+    position: int | None
+    """Jobs before it in its queue, while it waits."""
+    worker: str | None
+    """The worker that runs it."""
+    workers_alive: int
+    """Workers that serve its queue now."""
+    error: str | None
+    """The last line of RQ's record of a failure."""
+
+
+def draw_seed() -> int:
+    """A seed for a sampled request that names none."""
+    return secrets.randbelow(MAX_SEED + 1)
+
+
+def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Submission) -> str:
+    """Put a checked request into its queue and return the job id.
+
+    Atomic: a job id is given out once, and a call that is sent again after a lost connection makes no second job.
+    Raises DuplicateJobError, QueueFullError, and what redis-py raises.
+    """
+    queue = _queue(connection, keys.queue_name(submission.model, submission.priority))
+    if submission.max_queued is not None and queue.count >= submission.max_queued:
+        raise QueueFullError(f"the queue may hold {submission.max_queued} waiting jobs, it holds {queue.count}")
+    job_id = submission.job_id or secrets.token_hex(8)
+    call = secrets.token_hex(8)
+    meta: dict[str, Any] = {_SUBMISSION: call}
+    if submission.ttl is not None:
+        meta[EXPIRES_AT] = time.time() + submission.ttl
+    try:
+        queue.enqueue_call(
+            func=keys.TASK,
+            args=(request.to_payload(),),
+            timeout=submission.timeout,
+            result_ttl=keys.RETENTION,
+            failure_ttl=keys.RETENTION,
+            job_id=job_id,
+            description=f"{len(request.prompt)} prompt tokens, at most {request.max_new_tokens} new",
+            meta=meta,
+            unique=True,
+        )
+    except RqDuplicateJobError:
+        job = fetch(connection, job_id)
+        if job.meta.get(_SUBMISSION) != call:  # else the first try arrived and only its answer was lost
+            raise DuplicateJobError(f"the job id {job_id} is in use by a job that is {state_of(job)}") from None
+    return job_id
+
+
+def fetch(connection: redis.Redis, job_id: str) -> Job:
+    """RQ's record of a job. Raises UnknownJobError where there is none or it has expired."""
+    try:
+        return Job.fetch(keys.check_job_id(job_id), connection=connection, serializer=JSONSerializer)
+    except NoSuchJobError:
+        raise UnknownJobError(f"unknown or expired job: {job_id}") from None
+
+
+def state_of(job: Job) -> JobState:
+    """Our word for RQ's status of a job, freshly read."""
+    try:
+        return _STATES[job.get_status()]
+    except InvalidJobOperation:
+        raise UnknownJobError(f"unknown or expired job: {job.id}") from None
+
+
+def request_of(job: Job) -> GenerationRequest:
+    """The request in a job. Raises RequestError for anything that is not one."""
+    try:
+        args, kwargs = job.args, job.kwargs
+    except Exception as error:  # RQ raises whatever the serializer raised
+        raise RequestError(f"a job's arguments must be JSON: {error}") from error
+    if len(args) != 1 or kwargs:
+        raise RequestError(f"a job must have one argument, got {len(args)} and {len(kwargs)} named")
+    return GenerationRequest.from_payload(args[0])
+
+
+def view(connection: redis.Redis, job_id: str) -> JobView:
+    """A job as it stands now. Raises UnknownJobError."""
+    job = fetch(connection, job_id)
+    tokens, end = published_tokens(connection, job_id)
+    state = state_of(job)
+    if end is not None and end.reason == "cancelled":
+        state = "cancelled"  # an ordinary RQ worker can only record a failure
+    waiting = state == "queued"
+    return JobView(
+        job_id=job_id,
+        state=state,
+        model=job.origin.removeprefix("minilab.").split(".")[0],
+        tokens=len(tokens),
+        end=end,
+        position=_queue(connection, job.origin).get_job_position(job_id) if waiting else None,
+        worker=job.worker_name if state == "started" else None,
+        workers_alive=workers_alive(connection, job.origin),
+        error=failure_of(job) if state == "failed" else None,
+    )
+
+
+def failure_of(job: Job) -> str:
+    """The last line of RQ's record of why a job failed."""
+    result = job.latest_result()
+    lines = (result.exc_string or "").strip().splitlines() if result else []
+    return lines[-1] if lines else "no reason was recorded"
+
+
+def workers_alive(connection: redis.Redis, queue: str) -> int:
+    """Workers that serve a queue now.
+
+    Ours hold a short lease. An ordinary RQ worker has only RQ's record of it, which outlives a kill by minutes.
+    """
+    names = [worker.name for worker in Worker.all(queue=_queue(connection, queue))]
+    ours = [name for name in names if name.startswith(OUR_WORKERS)]
+    held = connection.exists(*map(keys.worker_lease, ours)) if ours else 0
+    return len(names) - len(ours) + int(held)
+
+
+OUR_WORKERS: Final = "minilab-"
+"""What the names of our workers begin with."""
+
+
+def cancel(connection: redis.Redis, job_id: str) -> JobState:
+    """Ask that a job stop; returns the state it was in: ``queued`` jobs end here, ``started`` ones within two tokens.
+
+    An ended job stays as it is. Raises UnknownJobError.
+    """
+    job = fetch(connection, job_id)
+    state = state_of(job)
+    if state in ("queued", "started"):
+        connection.set(keys.cancel_flag(job_id), 1, ex=keys.RETENTION)
+        if take_from_queue(connection, job):
+            end_waiting(connection, job, "cancelled")
+    return state
+
+
+def settle(connection: redis.Redis, job_id: str) -> None:
+    """Do for a quiet stream what no worker will: end a job that waited too long, or failed before it was read.
+
+    Safe for any number of callers: one of them takes the job from its queue, and Redis takes one terminal entry.
+    Raises UnknownJobError where the job has expired.
+    """
+    job = fetch(connection, job_id)
+    state = state_of(job)
+    if state == "queued" and has_expired(job) and take_from_queue(connection, job):
+        end_waiting(connection, job, "timeout")
+    elif state == "failed":
+        close_stream(connection, job, "error", error=failure_of(job))
+    elif state == "cancelled":
+        close_stream(connection, job, "cancelled")
+
+
+def has_expired(job: Job) -> bool:
+    """Whether a waiting job may no longer start."""
+    return time.time() >= job.meta.get(EXPIRES_AT, float("inf"))
+
+
+def take_from_queue(connection: redis.Redis, job: Job) -> bool:
+    """Remove a waiting job; True for the one caller that removed it, who must then end it."""
+    return bool(_queue(connection, job.origin).remove(job.id))
+
+
+def end_waiting(connection: redis.Redis, job: Job, reason: Literal["cancelled", "timeout"]) -> None:
+    """Give a job that no worker will start its terminal entry, then RQ's status."""
+    if reason == "cancelled":
+        close_stream(connection, job, reason)
+        job.cancel()
+        connection.expire(job.key, keys.RETENTION)
+    else:
+        close_stream(connection, job, reason, phase="waiting")
+        job.set_status(JobStatus.FAILED)
+        job.failed_job_registry.add(job, ttl=keys.RETENTION, exc_string="the job waited longer than its ttl")
+
+
+def close_stream(
+    connection: redis.Redis,
+    job: Job,
+    reason: EndReason,
+    *,
+    error: str | None = None,
+    phase: Literal["waiting", "running"] | None = None,
+) -> None:
+    """Write a job's terminal entry after the tokens that its stream holds, unless it has one."""
+    tokens, earlier = published_tokens(connection, job.id)
+    if earlier is None:
+        end = EndEvent(reason, len(tokens), _prompt_length(job), error=error, phase=phase)
+        publish(connection, [(job.id, end)], running_ttl=keys.RETENTION)
+
+
+def _prompt_length(job: Job) -> int:
+    try:
+        return len(request_of(job).prompt)
+    except RequestError:
+        return 0
+
+
+def _queue(connection: redis.Redis, name: str) -> Queue:
+    return Queue(name, connection=connection, serializer=JSONSerializer)
+
+
+def _whole_seconds(name: str, value: object) -> None:
+    if type(value) is not int or value < 1:
+        raise RequestError(f"{name} must be a whole number of seconds of at least 1, got {value!r}")

@@ -1,0 +1,81 @@
+"""How everything in Redis is called, and how long it stays. It must not know how any of it is read or written.
+
+This is the one place that spells a key. What is ours starts with ``minilab:``; RQ's keys are RQ's.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Final, Literal
+
+from minilab_gen.errors import RequestError
+
+Priority = Literal["high", "normal", "low"]
+PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
+"""In the order in which a worker claims them."""
+
+DEFAULT_MODEL: Final = "base"
+
+TASK: Final = "minilab_gen.tasks.generate"
+"""The only function that a job may name."""
+
+RETENTION: Final = 24 * 3600
+"""Seconds that a stream and a result are kept after the end: a day, so that yesterday's batch can be fetched."""
+
+DEFAULT_TIMEOUT: Final = 3600
+"""Seconds that a job may run where nothing else is said: far above any answer of a small model."""
+
+CARD_TTL: Final = 24 * 3600
+"""Seconds that a model card outlives its last worker, so that jobs can be submitted while no worker is up."""
+
+_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")  # the letters that RQ takes; bounded, since it becomes part of keys
+_MODEL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+def check_job_id(job_id: object) -> str:
+    """The id, if it may become part of a key; else RequestError."""
+    if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
+        raise RequestError(f"a job id must be 1 to 128 letters, digits, _ or -, got {job_id!r}")
+    return job_id
+
+
+def check_model_name(model: object) -> str:
+    """The name, if it may become part of a key; else RequestError."""
+    if not isinstance(model, str) or not _MODEL_NAME.fullmatch(model):
+        raise RequestError(f"a model name must be 1 to 64 letters, digits, _ or -, got {model!r}")
+    return model
+
+
+def queue_name(model: str, priority: Priority = "normal") -> str:
+    """The RQ queue of a model's jobs."""
+    return f"minilab.{model}" if priority == "normal" else f"minilab.{model}.{priority}"
+
+
+def queue_names(model: str) -> list[str]:
+    """A model's queues in the order in which they are served."""
+    return [queue_name(model, priority) for priority in PRIORITIES]
+
+
+def token_stream(job_id: str) -> str:
+    """The stream with one entry per token and a terminal entry."""
+    return f"minilab:tokens:{job_id}"
+
+
+def cancel_flag(job_id: str) -> str:
+    """The flag that tells the worker to stop a job."""
+    return f"minilab:cancel:{job_id}"
+
+
+def model_card(model: str) -> str:
+    """The JSON text of a model card."""
+    return f"minilab:model:{model}"
+
+
+def tokenizer(digest: str) -> str:
+    """The ``tokenizer.json`` whose SHA-256 begins so."""
+    return f"minilab:tokenizer:{digest}"
+
+
+def worker_lease(worker: str) -> str:
+    """Present while a worker of ours is alive."""
+    return f"minilab:worker:{worker}"

@@ -1,0 +1,47 @@
+"""The whole answer of a job, put together from its stream. It must not know how the stream was written."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from minilab_gen.protocol.events import EndEvent
+from minilab_gen.protocol.jobs import fetch, request_of, settle
+from minilab_gen.protocol.streams import published_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """An ended job's tokens and text."""
+
+    job_id: str
+    ids: tuple[int, ...]
+    text: str
+    end: EndEvent
+    seed: int
+    """The seed of the request, drawn by the client where it named none."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "job_id": self.job_id,
+            "ids": list(self.ids),
+            "text": self.text,
+            "seed": self.seed,
+            **self.end.to_json() | {"text": self.text},
+        }
+
+
+def result(connection: redis.Redis, job_id: str) -> JobResult | None:
+    """The answer of a job, or None while it has not ended. Raises UnknownJobError and StreamError."""
+    job = fetch(connection, job_id)
+    tokens, end = published_tokens(connection, job_id)
+    if end is None:
+        settle(connection, job_id)
+        tokens, end = published_tokens(connection, job_id)
+    if end is None:
+        return None
+    text = "".join(token.text for token in tokens) + end.text
+    seed = request_of(job).settings.seed
+    return JobResult(job_id, tuple(token.token_id for token in tokens), text, end, seed)

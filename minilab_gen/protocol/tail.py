@@ -1,0 +1,132 @@
+"""Reading token streams as they grow: from any token, by any number of readers, to the one end.
+
+It must not know who writes them. What there is to decide lies in :class:`Cursor`, which does no input or output; the
+plain and the async reader feed it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from typing import Any
+
+import redis
+import redis.asyncio
+
+from minilab_gen.errors import RequestError
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.connection import BLOCK_MS
+from minilab_gen.protocol.events import EndEvent, Event, RawEntry, decode_entry, entry_id
+from minilab_gen.protocol.jobs import JobView, settle, view
+from minilab_gen.protocol.streams import check_unbroken
+
+_PAGE = 1000
+"""Entries in one read: a long answer comes in a few round trips, each small."""
+
+OnWait = Callable[[JobView], None]
+"""Called each time that a while passed without a new entry."""
+
+
+class Cursor:
+    """How far a reader has come in a stream, and what to make of what it finds."""
+
+    def __init__(self, job_id: str, after: int) -> None:
+        if type(after) is not int or after < 0:
+            raise RequestError(f"a stream is read from after token 0 or a later one, got {after!r}")
+        self.key = keys.token_stream(keys.check_job_id(job_id))
+        self._after = after
+        self.ended = False
+
+    @property
+    def position(self) -> dict[str, str]:
+        """What XREAD is to be asked for."""
+        return {self.key: entry_id(self._after)}
+
+    def read(self, answer: Any) -> list[Event]:
+        """The events in XREAD's answer. Raises StreamError where a token is missing."""
+        events = [decode_entry(entry) for entry in _entries(answer)]
+        check_unbroken(events, self._after)
+        self._after += len(events)
+        self.ended = bool(events) and isinstance(events[-1], EndEvent)
+        return events
+
+    def read_last(self, answer: Sequence[RawEntry]) -> list[Event]:
+        """The end, if the last entry is one and lies at or before the cursor: nothing more will come."""
+        last = decode_entry(answer[0]) if answer else None
+        self.ended = isinstance(last, EndEvent) and last.number <= self._after
+        return [last] if last is not None and self.ended else []
+
+
+def tail(
+    connection: redis.Redis, job_id: str, after: int = 0, *, on_wait: OnWait | None = None
+) -> Iterator[Event]:
+    """Yield the events of a job after token ``after``, waiting for those to come, to the terminal one.
+
+    Reads on a connection of its own, dropped at the end, so that a reader who stops in the middle leaves no answer
+    behind for the next command. Raises RequestError at once for a bad id or number; UnknownJobError, StreamError and
+    what redis-py raises while it reads.
+    """
+    return _tail(connection, job_id, Cursor(job_id, after), on_wait)
+
+
+def _tail(connection: redis.Redis, job_id: str, cursor: Cursor, on_wait: OnWait | None) -> Iterator[Event]:
+    pool = connection.connection_pool
+    own = redis.Redis(
+        connection_pool=redis.ConnectionPool(pool.connection_class, max_connections=1, **pool.connection_kwargs)
+    )
+    block: int | None = None  # the first read asks only for what is there
+    try:
+        while not cursor.ended:
+            events = cursor.read(own.xread(cursor.position, count=_PAGE, block=block))
+            if not events:
+                events = cursor.read_last(own.xrevrange(cursor.key, count=1))
+            yield from events
+            if not events:
+                settle(connection, job_id)
+                if on_wait and block:
+                    on_wait(view(connection, job_id))
+            block = BLOCK_MS
+    finally:
+        own.close()
+        own.connection_pool.disconnect()
+
+
+async def tail_async(
+    connection: redis.asyncio.Redis, records: redis.Redis, job_id: str, after: int = 0
+) -> AsyncIterator[Event]:
+    """The async :func:`tail`; the same events and errors.
+
+    ``records`` is a plain connection to the same server: RQ's records of jobs are read with it, in a thread.
+    """
+    cursor = Cursor(job_id, after)
+    pool = connection.connection_pool
+    own = redis.asyncio.Redis(
+        connection_pool=redis.asyncio.ConnectionPool(
+            pool.connection_class, max_connections=1, **pool.connection_kwargs
+        )
+    )
+    block: int | None = None
+    try:
+        while not cursor.ended:
+            events = cursor.read(await own.xread(cursor.position, count=_PAGE, block=block))
+            if not events:
+                events = cursor.read_last(await own.xrevrange(cursor.key, count=1))
+            for event in events:
+                yield event
+            if not events:
+                await asyncio.to_thread(settle, records, job_id)
+            block = BLOCK_MS
+    finally:
+        await own.aclose()
+        await own.connection_pool.disconnect()
+
+
+def _entries(answer: Any) -> list[RawEntry]:
+    """The entries in XREAD's answer about one stream, whichever protocol version gave its shape."""
+    if not answer:
+        return []
+    if isinstance(answer, dict):
+        (entries,) = answer.values()
+        return list(entries[0]) if entries and isinstance(entries[0], list) else list(entries)
+    ((_, entries),) = answer
+    return list(entries)
