@@ -5,9 +5,11 @@ It must not know about jobs, queues or Redis. One thread uses it.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,6 +27,16 @@ PREFILL_TOKENS = 256
 """Prompt tokens that one step reads at most: what a newcomer may delay its neighbours by, about two decode steps."""
 
 OnLogits = Callable[[Sequence, Tensor], None]
+
+_log = logging.getLogger(__name__)
+
+
+class _Choice(NamedTuple):
+    """The next token of a sequence; None where there is none, and then why."""
+
+    sequence: Sequence
+    token: int | None
+    error: str
 
 
 class Engine:
@@ -129,38 +141,56 @@ class Engine:
             allowance -= chunks[-1].tokens
         return decoding, chunks
 
-    def _read_and_choose(self, decoding: list[Sequence], chunks: list[Chunk]) -> list[tuple[Sequence, int | None]]:
-        """Read the step's tokens in one pass; returns each sequence that is read to its end with its next token."""
+    def _read_and_choose(self, decoding: list[Sequence], chunks: list[Chunk]) -> list[_Choice]:
+        """Read the step's tokens and choose after each sequence that is read to its end.
+
+        If that raises, each sequence is read alone, which gives the same bits, so that only the guilty one fails.
+        """
+        try:
+            return self._read_together(decoding, chunks)
+        except Exception:
+            alone = [Chunk(sequence, 1) for sequence in decoding] + chunks
+            return [choice for chunk in alone for choice in self._read_alone(chunk)]
+
+    def _read_alone(self, chunk: Chunk) -> list[_Choice]:
+        try:
+            return self._read_together([], [chunk])
+        except Exception as error:
+            _log.exception("%s: the model failed", chunk.sequence.name)
+            return [_Choice(chunk.sequence, None, f"{type(error).__name__}: {error}")]
+
+    def _read_together(self, decoding: list[Sequence], chunks: list[Chunk]) -> list[_Choice]:
         if not decoding and not chunks:
             return []
         reading = Reading(self._pool, decoding, chunks, self._model.device)
-        hidden = self._model.trunk(reading.ids, reading)
-        for sequence in decoding:
-            sequence.read += 1
+        hidden = self._model.trunk(reading.ids, reading)  # (tokens, d_model)
+        finished = [chunk for chunk in chunks if chunk.tokens == chunk.sequence.unread]
+        sequences = decoding + [chunk.sequence for chunk in finished]
+        if len(sequences) < len(reading.ids):
+            hidden = hidden[reading.last_rows[: len(sequences)]]  # only the last chunk can be unfinished
+        choices = self._choose(hidden, sequences) if sequences else []
         for chunk in chunks:
             chunk.sequence.read += chunk.tokens
-        sequences = decoding + [chunk.sequence for chunk in chunks]
-        ready = [place for place, sequence in enumerate(sequences) if not sequence.unread]
-        if not ready:
-            return []
-        if len(ready) < len(reading.ids):
-            hidden = hidden[[reading.last_rows[place] for place in ready]]
-        chosen_for = [sequences[place] for place in ready]
-        return list(zip(chosen_for, self._choose(hidden, chosen_for), strict=True))
+        for sequence in decoding:
+            sequence.read += 1
+        return choices
 
-    def _choose(self, hidden: Tensor, sequences: list[Sequence]) -> list[int | None]:
+    def _choose(self, hidden: Tensor, sequences: list[Sequence]) -> list[_Choice]:
         logits = self._model.head(hidden)  # (sequences, vocab)
         if self._on_logits:
             for sequence, row in zip(sequences, logits, strict=True):
                 self._on_logits(sequence, row)
-        return choose(logits, [sequence.sampler for sequence in sequences if sequence.sampler])
+        tokens = choose(logits, [sequence.sampler for sequence in sequences if sequence.sampler])
+        return [
+            _Choice(sequence, token, "non-finite logits") for sequence, token in zip(sequences, tokens, strict=True)
+        ]
 
-    def _settle(self, choices: Iterable[tuple[Sequence, int | None]]) -> list[Outcome]:
+    def _settle(self, choices: Iterable[_Choice]) -> list[Outcome]:
         """Give each sequence its token, and free the places of those that end with it."""
         outcomes: list[Outcome] = []
-        for sequence, token in choices:
+        for sequence, token, error in choices:
             if token is None:
-                outcomes.append(Ended(sequence, "error", "non-finite logits"))
+                outcomes.append(Ended(sequence, "error", error))
                 self._forget(sequence)
                 continue
             sequence.ids.append(token)

@@ -37,7 +37,6 @@ _STATES: Final[dict[JobStatus, JobState]] = {
     JobStatus.QUEUED: "queued",
     JobStatus.DEFERRED: "queued",
     JobStatus.SCHEDULED: "queued",
-    JobStatus.READY: "queued",
     JobStatus.STARTED: "started",
     JobStatus.FINISHED: "finished",
     JobStatus.FAILED: "failed",

@@ -1,0 +1,1 @@
+"""The worker: the only place where engine and protocol meet."""

@@ -1,0 +1,93 @@
+"""The functions that programs call, each with a connection of its own. It must not know torch or the command line."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import aclosing, closing
+
+import redis
+
+from minilab_gen.errors import RequestError
+from minilab_gen.protocol import jobs, keys, results, tail as tails
+from minilab_gen.protocol.cards import read_card, read_tokenizer
+from minilab_gen.protocol.connection import connect, connect_async
+from minilab_gen.protocol.events import Event
+from minilab_gen.protocol.jobs import JobState, Submission
+from minilab_gen.protocol.keys import Priority
+from minilab_gen.request import DEFAULT_MAX_NEW_TOKENS, GenerationRequest, SamplingSettings
+
+
+def submit(
+    prompt: str | Sequence[int],
+    *,
+    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+    temperature: float = 0.0,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    seed: int | None = None,
+    stop_ids: Sequence[int] | None = None,
+    model: str = keys.DEFAULT_MODEL,
+    job_id: str | None = None,
+    priority: Priority = "normal",
+    timeout: int = keys.DEFAULT_TIMEOUT,
+    ttl: int | None = None,
+    redis_url: str | None = None,
+) -> str:
+    """Enqueue one job and return its id.
+
+    ``prompt`` is a text or token ids. A sampled job without a ``seed`` draws one. ``stop_ids`` are by default the
+    model's own. ``timeout`` and ``ttl`` are seconds: of running, and of waiting. Raises RequestError for what can never
+    run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
+    """
+    settings = SamplingSettings(temperature, top_k, top_p, seed or 0)
+    submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
+    with closing(connect(redis_url)) as connection:
+        request = build_request(connection, prompt, max_new_tokens, settings, seed is None, stop_ids, model)
+        return jobs.enqueue(connection, request, submission)
+
+
+def build_request(
+    connection: redis.Redis,
+    prompt: str | Sequence[int],
+    max_new_tokens: int,
+    settings: SamplingSettings,
+    draw_seed: bool,
+    stop_ids: Sequence[int] | None,
+    model: str,
+) -> GenerationRequest:
+    """The request for a model, checked against its card; ``draw_seed`` where a sampled one named none."""
+    card = read_card(connection, model)
+    ids = read_tokenizer(connection, card).encode(prompt) if isinstance(prompt, str) else prompt
+    if isinstance(prompt, str) and not ids:
+        raise RequestError("prompt must hold at least 1 token, got an empty text")
+    if draw_seed and not settings.is_greedy:
+        settings = SamplingSettings(settings.temperature, settings.top_k, settings.top_p, jobs.draw_seed())
+    request = GenerationRequest(tuple(ids), max_new_tokens, settings, tuple(card.stop_ids if stop_ids is None else stop_ids))
+    request.check_fits(card.limits)
+    return request
+
+
+def tail(job_id: str, after: int = 0, *, redis_url: str | None = None) -> Iterator[Event]:
+    """Yield a job's events after token ``after``, waiting for those to come: tokens, then the end."""
+    with closing(connect(redis_url)) as connection:
+        yield from tails.tail(connection, job_id, after)
+
+
+async def tail_async(job_id: str, after: int = 0, *, redis_url: str | None = None) -> AsyncIterator[Event]:
+    """The async :func:`tail`."""
+    with closing(connect(redis_url)) as records:
+        async with aclosing(connect_async(redis_url)) as connection:
+            async for event in tails.tail_async(connection, records, job_id, after):
+                yield event
+
+
+def cancel(job_id: str, *, redis_url: str | None = None) -> JobState:
+    """Ask that a job stop; returns the state that it was in. Raises UnknownJobError."""
+    with closing(connect(redis_url)) as connection:
+        return jobs.cancel(connection, job_id)
+
+
+def result(job_id: str, *, redis_url: str | None = None) -> results.JobResult | None:
+    """The answer of a job, or None while it has not ended. Raises UnknownJobError."""
+    with closing(connect(redis_url)) as connection:
+        return results.result(connection, job_id)

@@ -1,0 +1,87 @@
+"""``minilab-worker``: serve a checkpoint. It must not know how serving works, only what it is told to serve."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import click
+
+from minilab_gen.errors import CheckpointError, MiniLabError, RedisUnavailableError, RequestError
+from minilab_gen.protocol import keys
+from minilab_gen.tokenizer import BASE_CHECKPOINT
+from minilab_worker.redis_command import redis_group
+
+_log = logging.getLogger(__name__)
+
+_FAILED, _BAD_USAGE, _NO_REDIS = 1, 2, 4
+
+
+@click.group(invoke_without_command=True, context_settings={"show_default": True, "auto_envvar_prefix": "MINILAB"})
+@click.option("--model", type=click.Path(path_type=Path), default=BASE_CHECKPOINT, help="Checkpoint folder.")
+@click.option("--name", default=keys.DEFAULT_MODEL, help="Name under which the model is announced.")
+@click.option("--max-batch", type=click.IntRange(1, 1024), default=64, help="Jobs that run at a time.")
+@click.option("--queue", "queues", multiple=True, help="Queues to serve, first ones first.  [default: the model's own]")
+@click.option("--redis-url", help="Redis to serve from.  [default: a private server of this user]")
+@click.option("--burst", is_flag=True, help="Leave when the queues are empty.")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with.  [default: one a core]")
+@click.option("--lease", type=click.IntRange(3, 3600), default=15, help="Seconds of silence that mean death.")
+@click.option("--verbose", "-v", is_flag=True, help="Say more on stderr.")
+@click.version_option(package_name="minilab-gen")
+@click.pass_context
+def program(
+    context: click.Context,
+    model: Path,
+    name: str,
+    max_batch: int,
+    queues: tuple[str, ...],
+    redis_url: str | None,
+    burst: bool,
+    threads: int | None,
+    lease: int,
+    verbose: bool,
+) -> None:
+    """Serve a model: run jobs from its queues, many at a time, until SIGTERM or Ctrl-C.
+
+    Example: minilab-worker --max-batch 32
+    """
+    if context.invoked_subcommand is not None:
+        return
+    logging.basicConfig(
+        level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+    )
+    logging.getLogger("rq").setLevel(logging.INFO if verbose else logging.WARNING)
+    from minilab_worker.serving import load_served_model  # torch, which `minilab-worker redis` can do without
+    from minilab_worker.worker import Worker, WorkerSettings
+
+    keys.check_model_name(name)
+    served_queues = queues or tuple(keys.queue_names(name))
+    settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease)
+    served = load_served_model(model, name, max_batch, threads)
+    _log.info("%s: %s (%.1f s)", model, served.verdict, served.seconds)
+    worker = Worker(settings, served)
+    worker.stop_on_signals()
+    worker.serve()
+
+
+program.add_command(redis_group)
+
+
+def main() -> None:
+    """Run the program; each kind of error has its exit code."""
+    try:
+        program(prog_name="minilab-worker", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except click.Abort:
+        sys.exit(130)
+    except MiniLabError as error:
+        click.echo(f"error: {error}", err=True)
+        known = {RedisUnavailableError: _NO_REDIS, RequestError: _BAD_USAGE, CheckpointError: _BAD_USAGE}
+        sys.exit(known.get(type(error), _FAILED))
+
+
+if __name__ == "__main__":
+    main()

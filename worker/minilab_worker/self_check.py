@@ -1,0 +1,81 @@
+"""Whether this machine keeps the exactness contract: the worker asks before it serves. It must not know about Redis.
+
+The engine runs random sequences in the batches that the worker will use, with prompts read in chunks and neighbours
+that come and go, and every row of logits must equal that of the reference, which reads each sequence whole.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from minilab_gen.engine import Engine, Sequence
+from minilab_gen.model import MiniLabModel
+from minilab_gen.request import GenerationRequest
+
+_SEED: Final = 20_261_129
+_LONGEST: Final = 256
+"""Ids of a checked sequence at most: enough for several tiles of keys, few enough to check in a second."""
+_BATCHES: Final = (1, 3, 8)
+"""Batch sizes checked besides the worker's own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How many rows of logits were compared and how many differed."""
+
+    rows: int
+    different: int
+    gap: float
+    """The largest difference of a logit."""
+
+    @property
+    def is_exact(self) -> bool:
+        return self.different == 0
+
+    def __str__(self) -> str:
+        if self.is_exact:
+            return f"exact: {self.rows} rows of logits equal bit for bit"
+        return f"not exact: {self.different} of {self.rows} rows of logits differ, by at most {self.gap:.1e}"
+
+
+def check_exactness(model: MiniLabModel, max_batch: int, threads: int | None) -> Verdict:
+    """Compare the engine with the reference on the shapes that a worker of ``max_batch`` places will use."""
+    if threads:
+        torch.set_num_threads(threads)
+    dice = random.Random(_SEED)
+    rows = different = 0
+    gap = 0.0
+    for batch in sorted({*_BATCHES, max_batch}):
+        for sequence, chosen_from in _run(model, batch, dice):
+            with torch.no_grad():
+                logits, _ = model(torch.tensor([sequence.ids[:-1]], device=model.device))
+            expected = logits[0, len(sequence.request.prompt) - 1 :]
+            for ours, theirs in zip(chosen_from, expected, strict=True):
+                rows += 1
+                if not torch.equal(ours, theirs):
+                    different += 1
+                    gap = max(gap, float((ours - theirs).abs().max()))
+    return Verdict(rows, different, gap)
+
+
+def _run(model: MiniLabModel, batch: int, dice: random.Random) -> list[tuple[Sequence, list[Tensor]]]:
+    """Random sequences through an engine of ``batch`` places, with the logits that each token was chosen from."""
+    longest = min(_LONGEST, model.config.context_length)
+    seen: dict[str, list[Tensor]] = {}
+    engine = Engine(
+        model, batch, prefill_tokens=48, on_logits=lambda s, row: seen.setdefault(s.name, []).append(row.clone())
+    )
+    sequences = []
+    for number in range(batch + 1):  # one more than there are places, so that one waits and takes over another's
+        prompt = tuple(dice.randrange(model.config.vocab_size) for _ in range(dice.randint(1, longest - 1)))
+        sequences.append(Sequence(str(number), GenerationRequest(prompt, max_new_tokens=dice.randint(2, 6))))
+        engine.add(sequences[-1])
+    while engine.has_work:
+        engine.step()
+    engine.check_books()
+    return [(sequence, seen[sequence.name]) for sequence in sequences]
