@@ -8,7 +8,6 @@ one shape of answer is enough to read. Without an address it leads to the privat
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import sys
@@ -38,9 +37,10 @@ CONNECT_SECONDS = 5.0
 """Seconds to reach a server: two repeats of a lost TCP packet (after 1 and 3 s) fit, a dead address is soon told."""
 
 RETRIES = 3
-"""Times that a command is sent again after its connection broke. This bridges a restart of a proxy, about a second in
-all. More would hide an outage from callers that have better to do than wait, and each repeat of a command whose answer
-was lost runs it again: harmless for stream entries, whose ids are explicit, not for everything. redis-py does ten."""
+"""Times that a command is sent again after its connection broke. This bridges a proxy's restart: about a second, or three
+in mid-command, where each repeat connects with repeats of its own. More would hide an outage from callers that have
+better to do than wait, and a repeat of a command whose answer was lost runs it twice: harmless for stream entries,
+whose ids are explicit, not for everything. redis-py does ten."""
 
 FIRST_PAUSE_SECONDS = 0.1
 LONGEST_PAUSE_SECONDS = 2.0
@@ -62,12 +62,14 @@ _RETRIED = (redis.ConnectionError,)
 _OVERRULED = ("protocol", "legacy_responses", "decode_responses")
 """Options that a URL shared with other programs may hold, and that change nothing here."""
 
-_URL_OPTIONS = frozenset({
-    *("db", "username", "password", "client_name"),
-    *("socket_timeout", "socket_connect_timeout", "health_check_interval", "max_connections"),
-    *("ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname"),
-    *("ssl_ciphers", "ssl_keyfile", "ssl_password"),
-})
+_URL_OPTIONS = frozenset(
+    {
+        *("db", "username", "password", "client_name"),
+        *("socket_timeout", "socket_connect_timeout", "health_check_interval", "max_connections"),
+        *("ssl_ca_certs", "ssl_ca_data", "ssl_ca_path", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname"),
+        *("ssl_ciphers", "ssl_keyfile", "ssl_password"),
+    }
+)
 """Options of a URL that are passed on to redis-py. A list, since redis-py takes any name, from ``retry`` to a typing
 error, and fails at the first command with a TypeError."""
 
@@ -97,17 +99,12 @@ def connect(url: str | None = None, wait: float = 0.0) -> redis.Redis:
     return client
 
 
-async def connect_async(url: str | None = None, wait: float = 0.0) -> redis.asyncio.Redis:
-    """The same as ``connect`` for asyncio: same settings, checks and errors. The caller awaits ``aclose()``."""
-    address = await asyncio.to_thread(_address, url)  # starting the private server blocks for a moment
-    patience = _Patience(address, wait)
-    client = redis.asyncio.Redis.from_url(address, retry=AsyncRetry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
-    try:
-        await _greet_async(client, patience)
-    except BaseException:
-        await client.aclose()
-        raise
-    return client
+def connect_async(url: str | None = None) -> redis.asyncio.Redis:
+    """A connection for asyncio to the same server with the same settings. The caller awaits ``aclose()``.
+
+    It has not been used yet: whether the server answers shows at the first command, as a ``redis.ConnectionError``.
+    """
+    return redis.asyncio.Redis.from_url(_address(url), retry=AsyncRetry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
 
 
 def masked_url(url: str) -> str:
@@ -257,16 +254,6 @@ def _greet(client: redis.Redis, patience: _Patience) -> None:
         except RedisError as error:
             pause = patience.pause_after(error)
         time.sleep(pause)
-
-
-async def _greet_async(client: redis.asyncio.Redis, patience: _Patience) -> None:
-    while True:
-        try:
-            await client.ping()
-            return
-        except RedisError as error:
-            pause = patience.pause_after(error)
-        await asyncio.sleep(pause)
 
 
 def _back_off() -> ExponentialWithJitterBackoff:

@@ -97,8 +97,9 @@ def stop() -> bool:
     with _start_lock(folder, deadline):
         if not _runs(folder):
             return False
-        _shut_down(folder)
+        asked = False
         while _runs(folder):
+            asked = asked or _ask_to_end(folder)
             if time.monotonic() > deadline:
                 raise RedisUnavailableError(
                     f"the private Redis must end within {STOP_SECONDS:.0f} s of being asked, but process "
@@ -160,7 +161,7 @@ def _started(folder: ServerFolder, deadline: float) -> EmbeddedServer:
 
 
 def _launch(folder: ServerFolder, lock: int) -> None:
-    """Run the server program. It detaches itself, in a session of its own that no Ctrl-C reaches, and keeps the lock."""
+    """Run the server program, which detaches itself (its own session, so no Ctrl-C reaches it) and keeps the lock."""
     binary = _binary()
     if binary is None:
         raise RedisUnavailableError(
@@ -179,7 +180,7 @@ def _launch(folder: ServerFolder, lock: int) -> None:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 pass_fds=(lock,),
-                # Redis 7 refuses to start under a LANG that the machine does not have.
+                # From 7.2 on Redis does not start under a LANG that the machine lacks (redis/redis#11059).
                 env={**os.environ, "LC_ALL": "C"},
                 timeout=START_SECONDS,
                 check=False,
@@ -260,14 +261,16 @@ def _runs(folder: ServerFolder) -> bool:
     return is_locked(folder.server_lock) or _info(folder) is not None
 
 
-def _shut_down(folder: ServerFolder) -> None:
-    with _probe(folder) as client:
-        try:
+def _ask_to_end(folder: ServerFolder) -> bool:
+    """Have the server save and end; False when there is no way to reach it yet."""
+    if _info(folder) is not None:  # looked at first: to shutdown(), a server that it cannot reach has ended
+        with _probe(folder) as client, contextlib.suppress(RedisError):
             client.shutdown()
-            return
-        except RedisError as error:
-            pid = folder.written_pid()
-            if pid is None or not is_locked(folder.server_lock):
-                raise RedisUnavailableError(f"the private Redis at {folder.socket} will not end: {error}") from error
-    # The socket is gone or silent, but the lock shows that this process is the server: the signal saves, too.
-    os.kill(pid, signal.SIGTERM)
+            return True
+    pid = folder.written_pid()
+    if pid is None or not is_locked(folder.server_lock):
+        return False
+    # The lock shows that this process is the server, with its socket gone or its hands full. The signal saves, too.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    return True
