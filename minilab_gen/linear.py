@@ -24,6 +24,12 @@ from torch import Tensor, nn
 ROW_TILE = 8
 """Rows. ``F.linear`` in float32 takes one path for every multiple of 8 rows; fewer rows take others."""
 
+_SILU_PIECE = 16_384
+"""Elements. PyTorch splits elementwise work between threads from 32 768 on, wherever the split may fall."""
+
+_SILU_TILE = 64
+"""Elements: a multiple of what any processor's vector loop takes at a time."""
+
 _PACK_ROWS = 64
 """Rows that oneDNN lays the weight out for. A hint: any row count gives the same bits."""
 
@@ -57,7 +63,7 @@ class Linear(nn.Module):
     def silu(self, x: Tensor) -> Tensor:
         """SiLU of the product, (rows, out_features)."""
         if self._packed is None:
-            return F.silu(self._padded(x))
+            return _silu(self._padded(x))
         return self._pointwise(x, "swish")
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
@@ -86,3 +92,17 @@ class Linear(nn.Module):
     def _with(self, x: Tensor, other: Tensor, attribute: str) -> Tensor:
         y = torch.ops.mkldnn._linear_pointwise.binary(x, other, self._packed, self.bias, attribute)
         return cast(Tensor, y)
+
+
+def _silu(x: Tensor) -> Tensor:
+    """SiLU with the same bits at every row count and every number of threads.
+
+    What a thread has left over after whole vectors takes another ``exp``, with another last bit. So no piece here is
+    split between threads, and none has a rest.
+    """
+    if x.requires_grad:  # training, where only speed counts
+        return F.silu(x)
+    flat = F.pad(x.flatten(), (0, -x.numel() % _SILU_TILE))
+    for piece in flat.split(_SILU_PIECE):
+        F.silu(piece, inplace=True)
+    return flat[: x.numel()].view_as(x)
