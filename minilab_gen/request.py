@@ -23,6 +23,9 @@ DEFAULT_MAX_NEW_TOKENS = 64
 SMALLEST_TEMPERATURE = 1.2e-38
 """Just above the smallest normal float32: a logit gap divided by less overflows, so below it sampling is greedy."""
 
+LARGEST_TEMPERATURE = 3.4e38
+"""Just below the largest float32: dividing by infinity would lose which logits are minus infinity."""
+
 
 def _ids(name: str, ids: object) -> tuple[int, ...]:
     if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
@@ -83,6 +86,11 @@ class SamplingSettings:
     def is_greedy(self) -> bool:
         """Whether the most probable token is taken without a draw."""
         return self.temperature < SMALLEST_TEMPERATURE
+
+    @property
+    def divisor(self) -> float:
+        """The temperature as a float32 holds it: a larger one makes all logits equal just as well."""
+        return min(self.temperature, LARGEST_TEMPERATURE)
 
 
 GREEDY = SamplingSettings()

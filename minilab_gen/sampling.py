@@ -31,7 +31,7 @@ def next_token_probabilities(logits: Tensor, settings: SamplingSettings) -> Tens
     if settings.is_greedy:
         return torch.zeros_like(logits, dtype=torch.float32).index_fill_(0, logits.argmax(), 1.0)
     logits = logits.float()
-    probabilities = torch.softmax((logits - logits.max()) / settings.temperature, dim=-1)
+    probabilities = torch.softmax((logits - logits.max()) / settings.divisor, dim=-1)
     if settings.top_k is not None and settings.top_k < len(probabilities):
         kth = probabilities.topk(settings.top_k).values[-1]
         probabilities = probabilities.masked_fill(probabilities < kth, 0.0)

@@ -41,7 +41,7 @@ def _draw(logits: Tensor, samplers: list[Sampler]) -> list[int]:
 def _probabilities(logits: Tensor, samplers: list[Sampler]) -> Tensor:
     """:func:`~minilab_gen.sampling.next_token_probabilities` of each row, (rows, vocab)."""
     settings = [sampler.settings for sampler in samplers]
-    temperature = torch.tensor([s.temperature for s in settings])[:, None]
+    temperature = torch.tensor([s.divisor for s in settings])[:, None]
     probabilities = torch.softmax((logits - logits.max(dim=-1, keepdim=True).values) / temperature, dim=-1)
     vocab = probabilities.shape[-1]
     kept = [min(s.top_k or vocab, vocab) for s in settings]
