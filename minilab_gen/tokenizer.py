@@ -41,7 +41,6 @@ class Tokenizer:
 
     def __init__(self, library: _Library) -> None:
         self._library = library
-        self._special = {place for place, token in library.get_added_tokens_decoder().items() if token.special}
         self._bytes = self._token_bytes()
 
     @classmethod
@@ -88,8 +87,10 @@ class Tokenizer:
         letters = _byte_of_letter()
         vocabulary: dict[str, int] = self._library.get_vocab(with_added_tokens=True)
         table = [b""] * (max(vocabulary.values()) + 1)
+        added = self._library.get_added_tokens_decoder()
         for token, place in vocabulary.items():
-            if place in self._special:
+            if place in added:  # these are spelled out, not in the alphabet of bytes
+                table[place] = b"" if added[place].special else token.encode()
                 continue
             try:
                 table[place] = bytes(letters[letter] for letter in token)
@@ -121,6 +122,8 @@ def get_tokenizer(path: str | Path = BASE_CHECKPOINT) -> Tokenizer:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{file} is not UTF-8: {error}") from error
     return Tokenizer.from_json(text)
 
 
