@@ -12,8 +12,8 @@ from typing import Any, Final, Literal
 
 import redis
 from rq import Queue, Worker
+from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.exceptions import DuplicateJobError as RqDuplicateJobError
-from rq.exceptions import InvalidJobOperation, NoSuchJobError
 from rq.job import Job, JobStatus
 from rq.serializers import JSONSerializer
 
@@ -146,11 +146,13 @@ def state_of(job: Job) -> JobState:
 
 
 def request_of(job: Job) -> GenerationRequest:
-    """The request in a job. Raises RequestError for anything that is not one."""
+    """The request in a job. Raises RequestError for anything that is not one of ours; nothing is run or unpickled."""
     try:
-        args, kwargs = job.args, job.kwargs
-    except Exception as error:  # RQ raises whatever the serializer raised
-        raise RequestError(f"a job's arguments must be JSON: {error}") from error
+        function, args, kwargs = job.func_name, job.args, job.kwargs
+    except DeserializationError as error:
+        raise RequestError(f"a job's data must be JSON, got {error.__cause__ or error}") from error
+    if function != keys.TASK:
+        raise RequestError(f"a job must name {keys.TASK}, got {function}")
     if len(args) != 1 or kwargs:
         raise RequestError(f"a job must have one argument, got {len(args)} and {len(kwargs)} named")
     return GenerationRequest.from_payload(args[0])
@@ -217,7 +219,7 @@ def settle(connection: redis.Redis, job_id: str) -> None:
     """Do for a quiet stream what no worker will: end a job that waited too long, or failed before it was read.
 
     Safe for any number of callers: one of them takes the job from its queue, and Redis takes one terminal entry.
-    Raises UnknownJobError where the job has expired.
+    Raises UnknownJobError where the job or its stream has expired.
     """
     job = fetch(connection, job_id)
     state = state_of(job)
@@ -227,6 +229,8 @@ def settle(connection: redis.Redis, job_id: str) -> None:
         close_stream(connection, job, "error", error=failure_of(job))
     elif state == "cancelled":
         close_stream(connection, job, "cancelled")
+    elif state == "finished" and published_tokens(connection, job_id)[1] is None:
+        raise UnknownJobError(f"unknown or expired job: {job_id} has finished, and its tokens are gone")
 
 
 def has_expired(job: Job) -> bool:

@@ -28,6 +28,7 @@ _FAILED, _BAD_USAGE, _NO_REDIS = 1, 2, 4
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with.  [default: one a core]")
 @click.option("--lease", type=click.IntRange(3, 3600), default=15, help="Seconds of silence that mean death.")
 @click.option("--verbose", "-v", is_flag=True, help="Say more on stderr.")
+@click.option("--quiet", "-q", is_flag=True, help="Say only what goes wrong.")
 @click.version_option(package_name="minilab-gen")
 @click.pass_context
 def program(
@@ -41,6 +42,7 @@ def program(
     threads: int | None,
     lease: int,
     verbose: bool,
+    quiet: bool,
 ) -> None:
     """Serve a model: run jobs from its queues, many at a time, until SIGTERM or Ctrl-C.
 
@@ -49,7 +51,8 @@ def program(
     if context.invoked_subcommand is not None:
         return
     logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        level=logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO,
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
     logging.getLogger("rq").setLevel(logging.INFO if verbose else logging.WARNING)
     from minilab_worker.serving import load_served_model  # torch, which `minilab-worker redis` can do without

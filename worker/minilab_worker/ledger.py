@@ -9,6 +9,7 @@ to its own code, job by job.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -28,8 +29,11 @@ from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.events import Event, decode_entry
+from minilab_gen.protocol.events import EndEvent, Event, decode_entry
 from minilab_gen.protocol.jobs import OUR_WORKERS
+from minilab_gen.protocol.streams import publish
+
+_log = logging.getLogger(__name__)
 
 CLAIM_AT_ONCE: Final = 16
 """Jobs in one claim: enough to fill a worker in a few round trips, few enough not to delay their first tokens."""
@@ -113,11 +117,7 @@ class Ledger(BaseWorker):
         moved = self._move(limit) or self._wait_for_one(wait)
         if not moved:
             return []
-        jobs = Job.fetch_many([job_id for _, job_id in moved], self.connection, serializer=self.serializer)
-        for (queue, job_id), job in zip(moved, jobs, strict=True):
-            if job is None:  # its record has expired
-                queue.intermediate_queue.remove(job_id)
-        return self._start([job for job in jobs if job is not None])
+        return self._start(self._fetch(moved))
 
     def record(self, closings: Iterable[Closing]) -> None:
         """Write how jobs ended, those that succeeded or were cancelled in one round trip."""
@@ -171,7 +171,26 @@ class Ledger(BaseWorker):
         job_id = self.connection.blmove(queue.key, queue.intermediate_queue_key, wait)
         return [(queue, job_id.decode())] if job_id is not None else []
 
+    def _fetch(self, moved: list[tuple[Queue, str]]) -> list[Job]:
+        """The records of claimed jobs; one that has expired is dropped, and one that cannot be read ends in error."""
+        job_ids = [job_id for _, job_id in moved]
+        try:
+            jobs = Job.fetch_many(job_ids, self.connection, serializer=self.serializer)
+        except Exception:
+            if len(moved) > 1:  # find the one that cannot be read
+                return [job for one in moved for job in self._fetch([one])]
+            _log.exception("%s: the job's record cannot be read", job_ids[0])
+            end = EndEvent("error", 0, 0, error="the job's record cannot be read")
+            publish(self.connection, [(job_ids[0], end)], running_ttl=keys.RETENTION)
+            jobs = [None]
+        for (queue, job_id), job in zip(moved, jobs, strict=True):
+            if job is None:
+                queue.intermediate_queue.remove(job_id)
+        return [job for job in jobs if job is not None]
+
     def _start(self, jobs: list[Job]) -> list[Claim]:
+        if not jobs:
+            return []
         executions = []
         with self.connection.pipeline() as pipeline:
             for job in jobs:

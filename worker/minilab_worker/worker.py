@@ -165,8 +165,6 @@ class Worker:
         self._end_unstarted(claim, ended, run)
 
     def _checked_request(self, job: Job) -> GenerationRequest:
-        if job.func_name != keys.TASK:
-            raise RequestError(f"a job must name {keys.TASK}, got {job.func_name}")
         request = request_of(job)
         request.check_fits(self._served.card.limits)
         return request

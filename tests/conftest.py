@@ -1,0 +1,89 @@
+"""What tests share: Redis in two kinds, a small model, a worker. It must not hold any assertion."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import fakeredis
+import pytest
+import redis
+import torch
+
+from minilab_gen.checkpoint import write_checkpoint
+from minilab_gen.model import MiniLabModel, ModelConfig
+from minilab_gen.protocol import embedded, keys
+from minilab_gen.tokenizer import get_tokenizer
+from minilab_worker.serving import ServedModel, load_served_model
+from minilab_worker.worker import Worker, WorkerSettings
+
+SMALL = ModelConfig(vocab_size=2048, context_length=64, n_layer=2, n_head=8, n_kv_head=1, d_model=64, d_hidden=64)
+"""A model with the base model's vocabulary that answers in a fraction of a millisecond."""
+
+
+@pytest.fixture(scope="session")
+def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real server, the one that users without a Redis get."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MINILAB_HOME", str(tmp_path_factory.mktemp("redis")))
+        url = embedded.start().url
+        yield url
+        embedded.stop()
+
+
+@pytest.fixture
+def server(server_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
+    """A connection to the real server, emptied; ``MINILAB_REDIS_URL`` leads there."""
+    monkeypatch.setenv("MINILAB_REDIS_URL", server_url)
+    with redis.Redis.from_url(server_url, protocol=2, legacy_responses=True) as connection:
+        connection.flushall()
+        yield connection
+
+
+@pytest.fixture(params=["fakeredis", "server"])
+def connection(request: pytest.FixtureRequest) -> Iterator[redis.Redis]:
+    """An empty Redis, once a fake one and once the real one: every stream test runs on both."""
+    if request.param == "server":
+        yield request.getfixturevalue("server")
+        return
+    with fakeredis.FakeRedis(server=fakeredis.FakeServer(), protocol=2, legacy_responses=True) as fake:
+        yield fake
+
+
+@pytest.fixture(scope="session")
+def small_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint folder with random weights, large enough that its answers vary."""
+    torch.manual_seed(5)
+    model = MiniLabModel(SMALL)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.mul_(8)
+    folder = tmp_path_factory.mktemp("checkpoint")
+    write_checkpoint(folder, model, get_tokenizer())
+    return folder
+
+
+@pytest.fixture(scope="session")
+def served(small_checkpoint: Path) -> ServedModel:
+    """The small model as a worker serves it, under the name of the base model."""
+    return load_served_model(small_checkpoint, keys.DEFAULT_MODEL, max_batch=4, threads=None)
+
+
+@pytest.fixture
+def start_worker(server: redis.Redis, served: ServedModel) -> Iterator[Callable[..., Worker]]:
+    """Start workers of the small model on the real server, in threads; all are stopped at the end."""
+    with ExitStack() as stack:
+
+        def start(max_batch: int = 4, *, burst: bool = False) -> Worker:
+            settings = WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), max_batch, burst=burst)
+            worker = Worker(settings, served)
+            thread = threading.Thread(target=worker.serve)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(worker.stop)
+            return worker
+
+        yield start
