@@ -54,7 +54,8 @@ def program(
         level=logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO,
         format="%(asctime)s %(levelname)s %(name)s: %(message)s",
     )
-    logging.getLogger("rq").setLevel(logging.INFO if verbose else logging.WARNING)
+    for name_of_rq in ("rq", "rq.worker"):  # the second has a level of its own
+        logging.getLogger(name_of_rq).setLevel(logging.INFO if verbose else logging.WARNING)
     from minilab_worker.serving import load_served_model  # torch, which `minilab-worker redis` can do without
     from minilab_worker.worker import Worker, WorkerSettings
 

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from typing import Final
 
 import click
@@ -18,6 +19,9 @@ import click
 from minilab_gen import TokenEvent, submit, tail
 from minilab_gen.errors import MiniLabError
 from minilab_gen.protocol import embedded
+from minilab_gen.protocol.connection import connect
+from minilab_gen.protocol.jobs import workers_alive
+from minilab_gen.protocol.keys import DEFAULT_MODEL, queue_name
 
 _PROMPT: Final = "Phileas Fogg"
 _JOBS: Final = (
@@ -46,6 +50,11 @@ def _worker() -> Iterator[None]:
     """A worker process, told to stop at the end."""
     process = subprocess.Popen([sys.executable, "-m", "minilab_worker.cli", "--quiet"])
     try:
+        with closing(connect()) as connection:
+            while not workers_alive(connection, queue_name(DEFAULT_MODEL)):
+                if process.poll() is not None:
+                    raise MiniLabError(f"the worker ended with exit code {process.returncode}")
+                time.sleep(0.05)
         yield
     finally:
         process.terminate()
@@ -71,7 +80,7 @@ def _follow(label: str, settings: dict[str, float]) -> None:
 
 def main() -> None:
     """Start what is needed, show two jobs, leave nothing running."""
-    click.echo("Starting a private Redis and a worker ...")
+    click.echo("Starting a private Redis and a worker, which loads the model and checks that it is exact ...")
     try:
         with _private_redis(), _worker():
             for label, settings in _JOBS:
