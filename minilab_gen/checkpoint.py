@@ -36,6 +36,9 @@ _KEYS = {
 }
 """Our name of each shape: the key in ``config.json``."""
 
+_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+"""Keys of ``config.json`` that may be left out but say nothing else, because another model would be meant."""
+
 _BLOCK_TENSORS = {
     "attention_norm": "input_layernorm",
     "output": "self_attn.o_proj",
@@ -56,14 +59,20 @@ def read_config(folder: Path) -> ModelConfig:
     architectures = stored.get("architectures") or ["(none named)"]
     if architectures != ["LlamaForCausalLM"]:
         raise CheckpointError(f"{folder}: the architecture must be LlamaForCausalLM, got {', '.join(architectures)}")
-    if stored.get("rope_scaling"):
-        raise CheckpointError(f"{folder}: rope_scaling must be absent, got {stored['rope_scaling']!r}")
+    rope = stored.get("rope_parameters") or {"rope_type": "default"}  # where transformers 5 writes rope_theta
+    scaling = stored.get("rope_scaling") or (rope if rope.get("rope_type") != "default" else None)
+    if scaling:
+        raise CheckpointError(f"{folder}: rope_scaling must be absent, got {scaling!r}")
     try:
-        return ModelConfig(**{ours: stored[theirs] for ours, theirs in _KEYS.items()})
+        config = ModelConfig(**{ours: (rope | stored)[theirs] for ours, theirs in _KEYS.items()})
     except KeyError as error:
         raise CheckpointError(f"{folder / 'config.json'} lacks the key {error.args[0]}") from error
     except ValueError as error:
         raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
+    for key, only in {**_FIXED, "head_dim": config.head_dim}.items():
+        if stored.get(key) not in (None, only):
+            raise CheckpointError(f"{folder}: {key} must be {only!r}, got {stored[key]!r}")
+    return config
 
 
 def read_stop_ids(folder: Path) -> tuple[int, ...]:
@@ -157,7 +166,10 @@ def _stored_weight(file: Path, stored: dict[str, Tensor], names: list[str], shap
     missing = [name for name in names if name not in stored]
     if missing:
         raise CheckpointError(f"{file} lacks the tensor {missing[0]}")
-    weight = torch.cat([stored[name].float() for name in names])
+    try:
+        weight = torch.cat([stored[name].float() for name in names])
+    except RuntimeError as error:
+        raise CheckpointError(f"{file}: {' + '.join(names)} must be {tuple(shape)}: {error}") from error
     if weight.shape != shape:
         raise CheckpointError(f"{file}: {' + '.join(names)} must be {tuple(shape)}, got {tuple(weight.shape)}")
     return weight

@@ -43,6 +43,8 @@ class ModelConfig:
             value = getattr(self, field.name)
             if field.type == "int" and (type(value) is not int or value < 1):
                 raise ValueError(f"{field.name} must be an integer of at least 1, got {value!r}")
+            if field.type == "float" and (type(value) not in (int, float) or not 0 < value < float("inf")):
+                raise ValueError(f"{field.name} must be a number above 0, got {value!r}")
         if self.d_model % self.n_head or self.head_dim % 2:
             raise ValueError(f"d_model must be n_head times an even number, got {self.d_model} and {self.n_head}")
         if self.n_head % self.n_kv_head:
