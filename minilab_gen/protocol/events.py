@@ -90,23 +90,29 @@ def decode_entry(entry: RawEntry) -> Event:
     """The event in a raw entry. Raises StreamError where it is not one."""
     raw_id, raw_fields = entry
     number = entry_number(raw_id)
-    fields = {name.decode(): value.decode("utf-8", errors="replace") for name, value in raw_fields.items()}
+    fields = {_text(name): _text(value) for name, value in raw_fields.items()}
     try:
         if "end" in fields:
-            return _decode_end(fields)
+            return _decode_end(fields, number)
         return TokenEvent(number, int(fields["id"]), fields["text"])
     except (KeyError, ValueError) as error:
         raise StreamError(f"entry {number} is neither a token nor an end: {fields}") from error
 
 
-def _decode_end(fields: Fields) -> EndEvent:
-    reason = fields["end"]
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", errors="replace")
+
+
+def _decode_end(fields: Fields, number: int) -> EndEvent:
+    reason, tokens = fields["end"], int(fields["tokens"])
     if reason not in END_REASONS:
         raise ValueError(reason)
+    if tokens != number - 1:  # else tokens could be missing before it and the rest would pass for the whole
+        raise ValueError(tokens)
     phase = fields.get("phase")
     return EndEvent(
         reason=reason,
-        tokens=int(fields["tokens"]),
+        tokens=tokens,
         prompt_tokens=int(fields["prompt_tokens"]),
         text=fields.get("text", ""),
         stop_id=int(fields["stop_id"]) if "stop_id" in fields else None,
