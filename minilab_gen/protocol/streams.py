@@ -20,25 +20,19 @@ _REFUSED_REPEAT = "equal or smaller"
 def publish(connection: redis.Redis, entries: Iterable[tuple[str, Event]], *, running_ttl: int) -> None:
     """Append events to the streams of their jobs in one round trip.
 
-    A stream's first entry brings ``running_ttl`` seconds of life with it, and its terminal entry sets the retention,
-    in the same transaction: a worker that dies between two commands leaves no stream that stays for ever.
+    A token brings ``running_ttl`` seconds of life with it, and the terminal entry sets the retention, in the same
+    transaction: a worker that dies between two commands leaves no stream that stays for ever.
     Raises StreamError for a stream that holds something else, and what redis-py raises.
     """
     with connection.pipeline(transaction=True) as pipeline:
-        expected_refusals = []
         for job_id, event in entries:
             key = keys.token_stream(job_id)
             pipeline.xadd(key, event.to_fields(), id=entry_id(event.number))  # type: ignore[arg-type]
-            expected_refusals.append(True)
-            if isinstance(event, EndEvent):
-                pipeline.expire(key, keys.RETENTION)
-                expected_refusals.append(False)
-            elif event.number == 1:
-                pipeline.expire(key, running_ttl)
-                expected_refusals.append(False)
+            # With each token: a stream that was lost in the middle begins again with a later one than the first.
+            pipeline.expire(key, keys.RETENTION if isinstance(event, EndEvent) else running_ttl)
         answers = pipeline.execute(raise_on_error=False)
-    for answer, may_be_refused in zip(answers, expected_refusals, strict=True):
-        if isinstance(answer, Exception) and not (may_be_refused and _REFUSED_REPEAT in str(answer)):
+    for answer in answers:
+        if isinstance(answer, Exception) and _REFUSED_REPEAT not in str(answer):
             raise answer
 
 
@@ -59,8 +53,11 @@ def published_tokens(connection: redis.Redis, job_id: str) -> tuple[list[TokenEv
 
 
 def check_unbroken(events: Sequence[Event], after: int) -> None:
-    """Raise StreamError unless the events carry the numbers after ``after``, one by one."""
+    """Raise StreamError unless the events carry the numbers after ``after``, one by one, and none follows an end."""
     for expected, event in enumerate(events, start=after + 1):
+        if event.number == expected + 1:
+            raise StreamError(f"the stream has a gap: token {expected} is missing")
         if event.number != expected:
-            missing = f"{expected}" if event.number == expected + 1 else f"{expected} to {event.number - 1}"
-            raise StreamError(f"the stream has a gap: token {missing} is missing")
+            raise StreamError(f"the stream has a gap: tokens {expected} to {event.number - 1} are missing")
+        if isinstance(event, EndEvent) and event is not events[-1]:
+            raise StreamError(f"the stream goes on after its end at {expected}")
