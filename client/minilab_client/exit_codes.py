@@ -1,0 +1,140 @@
+"""How the program ends: one exit code for each kind of end, one line for each error. It must not know the commands."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from enum import IntEnum
+
+import click
+import redis
+
+from minilab_client.output import say
+from minilab_gen.errors import (
+    DuplicateJobError,
+    MiniLabError,
+    QueueFullError,
+    RedisUnavailableError,
+    RequestError,
+    UnknownJobError,
+    UnknownModelError,
+)
+from minilab_gen.protocol.events import EndEvent
+
+
+class ExitCode(IntEnum):
+    """What the shell is told."""
+
+    DONE = 0
+    FAILED = 1
+    """The job failed or ran out of time, or its answer cannot be shown as whole."""
+    REFUSED = 2
+    """Bad usage, or a request that can never run."""
+    UNKNOWN_JOB = 3
+    NO_REDIS = 4
+    CANCELLED = 5
+    INTERRUPTED = 130
+    """128 and the number of SIGINT, as shells have it."""
+    BROKEN_PIPE = 141
+    """128 and the number of SIGPIPE: whoever read our output has left."""
+
+
+_REMEDIES: dict[type[MiniLabError], tuple[ExitCode, str]] = {
+    DuplicateJobError: (ExitCode.REFUSED, "choose another --job-id"),
+    QueueFullError: (ExitCode.REFUSED, "try again later or raise --max-queued"),
+    RequestError: (ExitCode.REFUSED, ""),
+    UnknownModelError: (ExitCode.REFUSED, "`minilab-client models` lists what is there"),
+    UnknownJobError: (ExitCode.UNKNOWN_JOB, "`minilab-client jobs` lists what is there"),
+    RedisUnavailableError: (ExitCode.NO_REDIS, ""),
+}
+"""The exit code of each error, and what to do about it where its message does not say so."""
+
+
+def code_of_end(end: EndEvent) -> ExitCode:
+    """The exit code for how a job ended."""
+    if end.succeeded:
+        return ExitCode.DONE
+    return ExitCode.CANCELLED if end.reason == "cancelled" else ExitCode.FAILED
+
+
+def say_end(job_id: str, end: EndEvent) -> ExitCode:
+    """Say why a job did not end well; its exit code."""
+    after = f"after {end.tokens} token{'' if end.tokens == 1 else 's'}"
+    if end.reason == "cancelled":
+        say(f"job {job_id} was cancelled {after}")
+    elif end.reason == "timeout" and end.phase == "waiting":
+        say(f"error: job {job_id} expired: it waited longer than its --ttl; submit it again with a longer one")
+    elif end.reason == "timeout":
+        say(f"error: job {job_id} ran out of time {after}; submit it again with a longer --timeout")
+    elif end.reason == "error":
+        say(f"error: job {job_id} failed {after}: {end.error or 'no reason was recorded'}")
+    return code_of_end(end)
+
+
+@contextmanager
+def exit_codes() -> Iterator[None]:
+    """Turn whatever ends the program early into at most one line on stderr and click's Exit with the code."""
+    try:
+        try:
+            yield
+        finally:
+            print(end="", flush=True)  # here, where a reader who left can still be met, and not as Python shuts down
+    except BrokenPipeError:
+        _drop_output()
+        code = ExitCode.BROKEN_PIPE
+    except KeyboardInterrupt:
+        _drop_output()  # a reader that takes nothing more would hold us up for ever as Python shuts down
+        code = ExitCode.INTERRUPTED
+    except click.exceptions.NoArgsIsHelpError as error:
+        error.show()
+        code = ExitCode.REFUSED
+    except (click.ClickException, MiniLabError, redis.RedisError, OSError) as error:
+        code = report(error)
+    else:
+        return
+    raise click.exceptions.Exit(code)
+
+
+def report(error: click.ClickException | MiniLabError | redis.RedisError | OSError) -> ExitCode:
+    """Say what went wrong and what to do about it, in one line; the exit code for it."""
+    if isinstance(error, click.ClickException):
+        say(f"error: {error.format_message().rstrip('.')}{_help_hint(error)}")
+        return ExitCode.REFUSED
+    if isinstance(error, MiniLabError):
+        known = (answer for kind, answer in _REMEDIES.items() if isinstance(error, kind))
+        code, remedy = next(known, (ExitCode.FAILED, ""))
+        say(f"error: {error}{'; ' if remedy else ''}{remedy}")
+        return code
+    if isinstance(error, redis.RedisError):
+        say(f"error: {redis_complaint(error)}")
+        return ExitCode.NO_REDIS
+    _drop_output()  # or Python would try to write the rest again as it shuts down
+    say(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+    return ExitCode.FAILED
+
+
+def redis_complaint(error: redis.RedisError) -> str:
+    """What went wrong with Redis, and what to do about it."""
+    reason = str(error).rpartition("of pipeline caused error: ")[2].rstrip(".") or type(error).__name__
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        return f"Redis was lost: {reason}; check that it runs, then try again"
+    if isinstance(error, redis.ReadOnlyError):
+        return f"Redis only serves readers: {reason}; give the address of the primary"
+    if isinstance(error, redis.OutOfMemoryError):
+        return f"Redis is full: {reason}; free memory or raise its maxmemory"
+    return f"Redis refused: {reason}"
+
+
+def _help_hint(error: click.ClickException) -> str:
+    if not isinstance(error, click.UsageError) or error.ctx is None:
+        return ""
+    return f"; see {error.ctx.command_path} --help"
+
+
+def _drop_output() -> None:
+    """Send what is still unwritten nowhere."""
+    with suppress(OSError):  # an output without a descriptor has no reader to lose
+        output = sys.stdout.fileno()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), output)

@@ -1,0 +1,118 @@
+"""Show a job's tokens as they come, to its end. It must not know how the job came into the queue."""
+
+from __future__ import annotations
+
+import sys
+from typing import Protocol
+
+import click
+import redis
+
+from minilab_client.exit_codes import ExitCode, redis_complaint, say_end
+from minilab_client.interrupts import uninterrupted
+from minilab_client.output import flush, require_reader, say, write, write_json
+from minilab_gen.errors import RedisUnavailableError
+from minilab_gen.protocol.events import EndEvent, Event
+from minilab_gen.protocol.jobs import JobView
+from minilab_gen.protocol.tail import OnWait, tail
+
+
+class Printer(Protocol):
+    """One way to show events."""
+
+    def show(self, event: Event) -> None: ...
+
+    def leave(self) -> None:
+        """Called where the reader stops before the end."""
+
+
+class TextPrinter:
+    """The text alone, with a line end behind the last token."""
+
+    def __init__(self) -> None:
+        self._shown = False
+
+    def show(self, event: Event) -> None:
+        self._shown = self._shown or bool(event.text)
+        write(event.text)
+        if isinstance(event, EndEvent) and (self._shown or event.succeeded):
+            write("\n")
+
+    def leave(self) -> None:
+        # On a terminal the prompt is to stand on a line of its own. A file gets nothing added: what a later run appends
+        # is then exactly the rest.
+        if sys.stdout.isatty():
+            write("\n")
+
+
+class JsonPrinter:
+    """One JSON object for each event."""
+
+    def show(self, event: Event) -> None:
+        write_json({"event": "end" if isinstance(event, EndEvent) else "token", **event.to_json()})
+
+    def leave(self) -> None:
+        pass
+
+
+class WaitingNotes:
+    """Says what a job waits for, each time that this changes."""
+
+    def __init__(self) -> None:
+        self._last: str | None = None
+
+    def __call__(self, view: JobView) -> None:
+        require_reader()
+        reason = reason_to_wait(view)
+        if reason is not None and reason != self._last:
+            say(f"waiting: {reason}")
+        self._last = reason
+
+
+def reason_to_wait(view: JobView) -> str | None:
+    """Why no token comes, as far as it can be seen from outside."""
+    if view.state == "started" and not view.workers_alive:
+        return "its worker is gone; the job goes on where it stopped once you start one: minilab-worker"
+    if view.state != "queued":
+        return None
+    if not view.workers_alive:
+        return f"no worker serves the model {view.model}; start one in another terminal: minilab-worker"
+    if view.position:
+        return f"{view.position} job{'s stand' if view.position > 1 else ' stands'} before it in the queue"
+    return "it is the next in the queue"
+
+
+def follow(
+    connection: redis.Redis, job_id: str, after: int, printer: Printer, on_wait: OnWait | None = None
+) -> ExitCode:
+    """Show the events after token ``after``, to the end; the exit code for how the job ended.
+
+    An interrupt ends the program with a note on how to read on; so does the loss of Redis, as RedisUnavailableError.
+    """
+    seen = after
+    try:
+        for event in tail(connection, job_id, after, on_wait=on_wait or WaitingNotes()):
+            with uninterrupted():
+                printer.show(event)
+                seen = event.number
+            flush()  # what an interrupt leaves in the buffer is counted, and written as the program ends
+            if isinstance(event, EndEvent):
+                return say_end(job_id, event)
+    except KeyboardInterrupt:
+        printer.leave()
+        say(f"the job goes on; read on with: {_rest(job_id, seen)}")
+        raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        printer.leave()
+        raise RedisUnavailableError(f"{redis_complaint(error)}: {_rest(job_id, seen)}") from error
+    raise AssertionError("a tail must end with the end of its job")
+
+
+def wait_for_end(connection: redis.Redis, job_id: str) -> None:
+    """Return when a job has ended, and say meanwhile what it waits for."""
+    for _ in tail(connection, job_id, on_wait=WaitingNotes()):
+        pass
+
+
+def _rest(job_id: str, seen: int) -> str:
+    return f"minilab-client tail {job_id} --from {seen}"

@@ -1,0 +1,60 @@
+"""What goes to the terminal: data to stdout, everything else to stderr. It must not know jobs or Redis."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import select
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import click
+
+_CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\t\n"}
+"""What could move a terminal's cursor or change its settings; a model may write anything."""
+
+
+def say(message: str) -> None:
+    """Tell a person something, in one line."""
+    line = " ".join(message.split()).translate(_CONTROLS)
+    click.echo(line, err=True)
+
+
+def write(text: str) -> None:
+    """Put text on stdout as it is, at the latest at the next :func:`flush`. On a terminal, controls become U+FFFD."""
+    print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end="")
+
+
+def write_json(content: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Put one line of strict JSON on stdout, escaped only where it has to be; it goes out with :func:`flush`."""
+    ascii_only = sys.stdout.encoding.lower().replace("-", "") != "utf8"
+    print(json.dumps(content, ensure_ascii=ascii_only, allow_nan=False))
+
+
+def write_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Put rows on stdout under their headings, a dash where there is nothing to say."""
+    lines = [columns, *(["-" if cell in (None, "") else str(cell) for cell in row] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        padded = "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
+        write(padded.rstrip() + "\n")
+
+
+def flush() -> None:
+    """Hand over what was written. Raises BrokenPipeError when its reader has left."""
+    print(end="", flush=True)
+
+
+def require_reader() -> None:
+    """Raise BrokenPipeError when stdout's reader has left, which a program that has nothing to write would not see."""
+    if not hasattr(select, "poll"):
+        return
+    output = select.poll()
+    try:
+        output.register(sys.stdout.fileno(), 0)
+    except OSError:  # an output without a descriptor has no reader to lose
+        return
+    if any(event & select.POLLERR for _, event in output.poll(0)):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

@@ -1,0 +1,67 @@
+"""What users type, read strictly: nothing that Python would accept and a person did not mean. It must not know Redis.
+
+Python takes ``1_000``, full-width digits, ``nan`` and ``inf`` for numbers, and so does click.
+"""
+
+from __future__ import annotations
+
+import re
+
+import click
+
+from minilab_gen.errors import RequestError
+from minilab_gen.protocol.keys import check_job_id
+
+MAX_WHOLE = 2**63 - 1
+"""The largest whole number taken: what Redis counts with, and a bound on the digits that Python is asked to read."""
+
+_WHOLE = re.compile(r"-?[0-9]{1,19}")
+_DECIMAL = re.compile(r"-?([0-9]{1,40}(\.[0-9]{0,400})?|\.[0-9]{1,400})([eE][+-]?[0-9]{1,4})?")
+
+
+def whole_number(text: str) -> int:
+    """An integer in ASCII digits."""
+    if not _WHOLE.fullmatch(text) or abs(int(text)) > MAX_WHOLE:
+        raise click.BadParameter(f"must be a whole number of at most {MAX_WHOLE} in ASCII digits, got {text!r}")
+    return int(text)
+
+
+def whole_number_from_1(text: str) -> int:
+    """An integer that counts something."""
+    number = whole_number(text)
+    if number < 1:
+        raise click.BadParameter(f"must be at least 1, got {number}")
+    return number
+
+
+def token_number(text: str) -> int:
+    """How many tokens a reader has already seen."""
+    if not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_WHOLE)) or int(text) > MAX_WHOLE:
+        raise click.BadParameter(f"must be a token number from 0 to {MAX_WHOLE} in ASCII digits, got {text!r}")
+    return int(text)
+
+
+def decimal_number(text: str) -> float:
+    """A decimal number in ASCII digits; whether it is in range is for the request to say."""
+    if not _DECIMAL.fullmatch(text):
+        raise click.BadParameter(f"must be a decimal number in ASCII digits, got {text!r}")
+    return float(text)
+
+
+def token_ids(text: str) -> tuple[int, ...]:
+    """Token ids with commas between them."""
+    parts = text.split(",")
+    for place, part in enumerate(parts):
+        if not _WHOLE.fullmatch(part) or part.startswith("-"):
+            raise click.BadParameter(
+                f"must be ids in ASCII digits with commas between them, got {part!r} at position {place}"
+            )
+    return tuple(map(int, parts))
+
+
+def job_id(text: str) -> str:
+    """A job id that may become part of a key."""
+    try:
+        return check_job_id(text)
+    except RequestError as error:
+        raise click.BadParameter(str(error)) from error

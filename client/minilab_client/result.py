@@ -1,0 +1,62 @@
+"""``minilab-client result``: the whole answer of a job that has ended. It must not show half an answer as whole."""
+
+from __future__ import annotations
+
+import click
+import redis
+
+from minilab_client import parameters
+from minilab_client.exit_codes import ExitCode, say_end
+from minilab_client.follow import wait_for_end
+from minilab_client.output import say, write, write_json
+from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
+from minilab_gen.protocol.jobs import view
+from minilab_gen.protocol.results import JobResult
+from minilab_gen.protocol.results import result as read_result
+
+
+@click.command(
+    short_help="Print the answer of a job that has ended.",
+    epilog="\b\nExample:\n  minilab-client result 4f2a --wait",
+)
+@click.argument("job", type=parameters.job_id)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["text", "json", "ids"]),
+    default="text",
+    show_default=True,
+    help="The text, one JSON object, or the token ids with commas between them.",
+)
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@click.option("--wait", is_flag=True, help="Wait for the end of the job.")
+@redis_url_option
+@pass_settings
+def result(settings: ClientSettings, job: str, form: str, as_json: bool, wait: bool) -> ExitCode:
+    """Print the answer of JOB, as far as it came where the job failed or was cancelled.
+
+    A job that has not ended has none: the exit code is then 1.
+    """
+    with settings.connect() as connection:
+        if wait:
+            wait_for_end(connection, job)
+        found = read_result(connection, job)
+        if found is None:
+            _say_unended(connection, job)
+            return ExitCode.FAILED
+    _show(found, "json" if as_json else form)
+    return say_end(job, found.end)
+
+
+def _say_unended(connection: redis.Redis, job: str) -> None:
+    now = view(connection, job)
+    say(f"error: job {job} has not ended: it is {now.state}, with {now.tokens} tokens so far; --wait waits for its end")
+
+
+def _show(found: JobResult, form: str) -> None:
+    if form == "json":
+        write_json(found.to_json())
+    elif form == "ids":
+        write(",".join(map(str, found.ids)) + "\n")
+    elif found.text or found.end.succeeded:
+        write(found.text + "\n")

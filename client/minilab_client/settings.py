@@ -1,0 +1,46 @@
+"""What holds for every command: which Redis is meant. It must not know what is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import click
+import redis
+
+from minilab_gen.protocol import connection
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """The settings of one run, read once: from flags, then from MINILAB_* variables, then defaults."""
+
+    redis_url: str | None
+    """None means the private server of this user, started on demand."""
+
+    def connect(self) -> closing[redis.Redis]:
+        """A connection for a ``with`` block. Raises RedisUnavailableError, or RequestError for a bad URL."""
+        return closing(connection.connect(self.redis_url))
+
+
+pass_settings = click.make_pass_decorator(ClientSettings)
+
+
+def redis_url_option(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Let a command name its Redis; on a subcommand it overrules what stood before."""
+    return click.option(
+        "--redis-url",
+        metavar="URL",
+        expose_value=False,
+        callback=_keep_address,
+        help="redis://, rediss:// or unix:// address. Default: $MINILAB_REDIS_URL, else your private server.",
+    )(command)
+
+
+def _keep_address(ctx: click.Context, _option: click.Parameter, given: str | None) -> None:
+    if given is not None:
+        ctx.obj = ClientSettings(given)
+    elif ctx.obj is None:
+        ctx.obj = ClientSettings(connection.redis_url())

@@ -1,0 +1,244 @@
+"""``minilab-client submit``: put one job into the queue. It must not know how jobs are run."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+
+import click
+import redis
+
+from minilab_client import parameters
+from minilab_client.exit_codes import ExitCode
+from minilab_client.follow import JsonPrinter, TextPrinter, WaitingNotes, follow
+from minilab_client.output import flush, say, write, write_json
+from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
+from minilab_gen.api import build_request
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.jobs import Submission, enqueue, view
+from minilab_gen.protocol.keys import Priority
+from minilab_gen.request import DEFAULT_MAX_NEW_TOKENS, MAX_STOP_IDS, GenerationRequest, SamplingSettings
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the command line asks for, each part within its own rules."""
+
+    prompt: str | tuple[int, ...]
+    max_new_tokens: int
+    sampling: SamplingSettings
+    draws_seed: bool
+    stop_ids: tuple[int, ...] | None
+    submission: Submission
+
+    def __post_init__(self) -> None:
+        # Any prompt shows whether the rest can be right, before Redis is asked for the model's tokenizer and limits.
+        stand_in = self.prompt if isinstance(self.prompt, tuple) else (0,)
+        GenerationRequest(stand_in, self.max_new_tokens, self.sampling, self.stop_ids or ())
+
+    def send(self, connection: redis.Redis) -> tuple[str, GenerationRequest]:
+        """Check against the model card and enqueue; the job id and the request as it stands in the queue."""
+        request = build_request(
+            connection,
+            self.prompt,
+            self.max_new_tokens,
+            self.sampling,
+            self.draws_seed,
+            self.stop_ids,
+            self.submission.model,
+        )
+        return enqueue(connection, request, self.submission), request
+
+    def seed_of(self, request: GenerationRequest) -> int | None:
+        """The seed where it matters or was given."""
+        return None if self.draws_seed and request.settings.is_greedy else request.settings.seed
+
+
+@click.command(
+    short_help="Put one job into the queue.",
+    epilog="\b\nExamples:"
+    '\n  minilab-client submit "Phileas Fogg" --max-new-tokens 40 --temperature 0.8 --follow'
+    "\n  minilab-client submit --ids 5,12,7",
+)
+@click.argument("text", required=False)
+@click.option("--ids", type=parameters.token_ids, metavar="ID,ID,...", help="Token ids instead of TEXT.")
+@click.option(
+    "--max-new-tokens",
+    type=parameters.whole_number,
+    default=str(DEFAULT_MAX_NEW_TOKENS),
+    metavar="N",
+    envvar="MINILAB_MAX_NEW_TOKENS",
+    show_envvar=True,
+    help=f"The most tokens that may follow; the model's context may leave fewer. Default: {DEFAULT_MAX_NEW_TOKENS}.",
+)
+@click.option(
+    "--temperature",
+    type=parameters.decimal_number,
+    default="0",
+    metavar="T",
+    envvar="MINILAB_TEMPERATURE",
+    show_envvar=True,
+    help="What logits are divided by before a token is drawn. Default: 0, which takes the most probable one.",
+)
+@click.option(
+    "--top-k",
+    type=parameters.whole_number,
+    metavar="K",
+    envvar="MINILAB_TOP_K",
+    show_envvar=True,
+    help="Draw only among tokens at least as probable as the K-th. Default: all.",
+)
+@click.option(
+    "--top-p",
+    type=parameters.decimal_number,
+    metavar="P",
+    envvar="MINILAB_TOP_P",
+    show_envvar=True,
+    help="Draw only among the most probable tokens that make up this share, above 0 and at most 1. Default: all.",
+)
+@click.option(
+    "--seed",
+    type=parameters.whole_number,
+    metavar="N",
+    envvar="MINILAB_SEED",
+    show_envvar=True,
+    help="The same seed gives the same text. Default: one is drawn and reported.",
+)
+@click.option(
+    "--stop-id",
+    "stop_ids",
+    type=parameters.whole_number,
+    multiple=True,
+    metavar="ID",
+    help=f"A token that ends the text; up to {MAX_STOP_IDS} times. Default: the model's own.",
+)
+@click.option("--job-id", type=parameters.job_id, metavar="JOB", help="The id to give the job. Default: a new one.")
+@click.option(
+    "--timeout",
+    type=parameters.whole_number,
+    default=str(keys.DEFAULT_TIMEOUT),
+    metavar="SECONDS",
+    envvar="MINILAB_TIMEOUT",
+    show_envvar=True,
+    help=f"How long the job may run. Default: {keys.DEFAULT_TIMEOUT}.",
+)
+@click.option(
+    "--ttl",
+    type=parameters.whole_number,
+    metavar="SECONDS",
+    envvar="MINILAB_TTL",
+    show_envvar=True,
+    help="How long the job may wait for a worker. Default: for ever.",
+)
+@click.option(
+    "--priority",
+    type=click.Choice(keys.PRIORITIES),
+    default="normal",
+    show_default=True,
+    envvar="MINILAB_PRIORITY",
+    show_envvar=True,
+    help="Jobs of a higher priority are taken first.",
+)
+@click.option(
+    "--model",
+    default=keys.DEFAULT_MODEL,
+    metavar="NAME",
+    show_default=True,
+    envvar="MINILAB_MODEL",
+    show_envvar=True,
+    help="The model to ask; `minilab-client models` lists them.",
+)
+@click.option(
+    "--max-queued",
+    type=parameters.whole_number_from_1,
+    metavar="N",
+    envvar="MINILAB_MAX_QUEUED",
+    show_envvar=True,
+    help="Refuse the job when N or more already wait. Default: no bound.",
+)
+@click.option("--follow", "follows", is_flag=True, help="Print the text as it comes; the job id goes to stderr.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event.")
+@redis_url_option
+@pass_settings
+def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
+    settings: ClientSettings,
+    text: str | None,
+    ids: tuple[int, ...] | None,
+    max_new_tokens: int,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int | None,
+    stop_ids: tuple[int, ...],
+    job_id: str | None,
+    timeout: int,
+    ttl: int | None,
+    priority: Priority,
+    model: str,
+    max_queued: int | None,
+    follows: bool,
+    as_json: bool,
+) -> ExitCode:
+    """Put a job into the queue: continue TEXT, or standard input where TEXT is -, or --ids. Prints the job id."""
+    asked = _Asked(
+        _prompt(text, ids),
+        max_new_tokens,
+        SamplingSettings(temperature, top_k, top_p, seed or 0),
+        seed is None,
+        stop_ids or None,
+        Submission(model, job_id, priority, timeout, ttl, max_queued),
+    )
+    with settings.connect() as connection:
+        submitted, request = asked.send(connection)
+        _report(submitted, request, asked, follows, as_json)
+        return _follow(connection, submitted, as_json) if follows else ExitCode.DONE
+
+
+def _prompt(text: str | None, ids: tuple[int, ...] | None) -> str | tuple[int, ...]:
+    if ids is not None:
+        if text is not None:
+            raise click.UsageError("give either TEXT or --ids, not both")
+        return ids
+    if text is None:
+        raise click.UsageError("give TEXT, or - to read it from standard input, or --ids")
+    if text == "-":
+        return _standard_input()
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # bytes of the command line that were no UTF-8
+        raise click.UsageError(f"TEXT must be UTF-8, got another byte at position {error.start}") from error
+    return text
+
+
+def _standard_input() -> str:
+    """All of standard input. The line end that `echo` and editors put last is not part of the prompt."""
+    if sys.__stdin__ is None:
+        raise click.UsageError("standard input must be open to read TEXT from it")
+    try:
+        text = sys.stdin.buffer.read().decode()
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"standard input must be UTF-8, got another byte at position {error.start}") from error
+    return text.removesuffix("\n").removesuffix("\r")
+
+
+def _report(job_id: str, request: GenerationRequest, asked: _Asked, follows: bool, as_json: bool) -> None:
+    """Say which job it is, and the seed that was drawn for it."""
+    seed = asked.seed_of(request)
+    if as_json:
+        write_json({"event": "submitted", "job_id": job_id, "model": asked.submission.model, "seed": seed})
+        return
+    if follows:
+        say(f"job {job_id}")
+    else:
+        write(f"{job_id}\n")
+    if asked.draws_seed and seed is not None:
+        say(f"seed {seed}")
+
+
+def _follow(connection: redis.Redis, job_id: str, as_json: bool) -> ExitCode:
+    flush()
+    notes = WaitingNotes()
+    now = view(connection, job_id)
+    if not now.workers_alive:  # said at once; that others are before it can wait until it really takes a while
+        notes(now)
+    return follow(connection, job_id, 0, JsonPrinter() if as_json else TextPrinter(), notes)
