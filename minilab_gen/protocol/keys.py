@@ -66,6 +66,11 @@ def cancel_flag(job_id: str) -> str:
     return f"minilab:cancel:{job_id}"
 
 
+def deaths(job_id: str) -> str:
+    """How many workers died while they ran a job."""
+    return f"minilab:deaths:{job_id}"
+
+
 def model_card(model: str) -> str:
     """The JSON text of a model card."""
     return f"minilab:model:{model}"

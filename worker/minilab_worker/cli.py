@@ -27,6 +27,7 @@ _FAILED, _BAD_USAGE, _NO_REDIS = 1, 2, 4
 @click.option("--burst", is_flag=True, help="Leave when the queues are empty.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with.  [default: one a core]")
 @click.option("--lease", type=click.IntRange(3, 3600), default=15, help="Seconds of silence that mean death.")
+@click.option("--grace", type=click.FloatRange(0, 86400), default=25.0, help="Seconds to finish jobs after SIGTERM.")
 @click.option("--verbose", "-v", is_flag=True, help="Say more on stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Say only what goes wrong.")
 @click.version_option(package_name="minilab-gen")
@@ -41,6 +42,7 @@ def program(
     burst: bool,
     threads: int | None,
     lease: int,
+    grace: float,
     verbose: bool,
     quiet: bool,
 ) -> None:
@@ -61,7 +63,7 @@ def program(
 
     keys.check_model_name(name)
     served_queues = queues or tuple(keys.queue_names(name))
-    settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease)
+    settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace)
     served = load_served_model(model, name, max_batch, threads)
     _log.info("%s: %s (%.1f s)", model, served.verdict, served.seconds)
     worker = Worker(settings, served)

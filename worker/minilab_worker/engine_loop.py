@@ -8,8 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable
-from typing import Final
+from typing import Final, Protocol
 
 import redis
 import torch
@@ -28,18 +27,34 @@ REDIS_PATIENCE: Final = 60.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to reach Redis again
 
 
-class EngineLoop:
-    """Owns the engine and the publisher. ``on_ended`` is called, in the loop's thread, with runs whose end is published."""
+class LoopObserver(Protocol):
+    """Who is told what becomes of runs. Called in the loop's thread."""
 
-    def __init__(
-        self, engine: Engine, publisher: Publisher, on_ended: Callable[[list[Run]], None], threads: int | None
-    ) -> None:
-        self._engine, self._publisher, self._on_ended = engine, publisher, on_ended
+    def on_ended(self, runs: list[Run]) -> None:
+        """Their ends are published."""
+        ...
+
+    def on_dropped(self, runs: list[Run]) -> None:
+        """They are other workers' now, or were given back."""
+        ...
+
+    def still_ours(self, runs: list[Run]) -> list[Run]:
+        """Those that no other worker has taken over."""
+        ...
+
+
+class EngineLoop:
+    """Owns the engine and the publisher."""
+
+    def __init__(self, engine: Engine, publisher: Publisher, observer: LoopObserver, threads: int | None) -> None:
+        self._engine, self._publisher, self._observer = engine, publisher, observer
         self._threads = threads
         self._wake = threading.Condition()
         self._arrived: list[Run] = []
         self._stopped: list[str] = []
         self._closing = False
+        self._giving_back = False
+        self._in_doubt = False
         self._runs: dict[str, Run] = {}
         self._flagged: list[Run] = []
         self.failure: BaseException | None = None
@@ -65,12 +80,27 @@ class EngineLoop:
             self._stopped.append(job_id)
             self._wake.notify()
 
+    def doubt(self) -> None:
+        """Ask before the next step which runs are still ours: the lease had run out."""
+        with self._wake:
+            self._in_doubt = True
+            self._wake.notify()
+
     def close(self) -> None:
-        """End the loop when every run has ended, and wait for that."""
+        """End the loop when every run has ended."""
         with self._wake:
             self._closing = True
             self._wake.notify()
-        self._thread.join()
+
+    def give_back(self) -> None:
+        """End it now: publish what is chosen and drop the runs that have not ended."""
+        with self._wake:
+            self._giving_back = True
+            self._wake.notify()
+
+    def wait(self, timeout: float) -> None:
+        """Wait for the loop's end, for so many seconds."""
+        self._thread.join(timeout)
 
     def _main(self) -> None:
         if self._threads:
@@ -89,14 +119,21 @@ class EngineLoop:
         with self._wake:
             while not (self._arrived or self._stopped or self._runs or self._closing):
                 self._engine.check_books()
+                self._in_doubt = False
                 self._wake.wait()
             arrived, self._arrived = self._arrived, []
             stopped, self._stopped = self._stopped, []
+            in_doubt, self._in_doubt = self._in_doubt, False
+            giving_back = self._giving_back
         for run in arrived:
             self._runs[run.job_id] = run
             self._engine.add(run.sequence)
         for job_id in stopped:
             self._engine.end(job_id, "cancelled")
+        if in_doubt:
+            self._drop_what_is_not_ours(self._running())
+        if giving_back:
+            self._give_back()
         return bool(self._runs) or not self._closing
 
     def _step(self) -> None:
@@ -104,8 +141,9 @@ class EngineLoop:
         outcomes = self._engine.step() if self._engine.has_work else []
         events: list[tuple[Run, Event]] = []
         for outcome in outcomes:
-            run = self._runs[outcome.sequence.name]
-            events.append((run, run.take(outcome)))
+            run = self._runs.get(outcome.sequence.name)
+            if run is not None and run.sequence is outcome.sequence:  # else it was dropped
+                events.append((run, run.take(outcome)))
         try:
             self._publisher.collect()
             self._let_ended_go()
@@ -115,6 +153,29 @@ class EngineLoop:
         for run in self._flagged:
             self._engine.end(run.job_id, "cancelled")
         self._flagged.clear()
+        if self._publisher.refused:
+            self._drop_what_is_not_ours(self._publisher.take_refused())
+
+    def _drop_what_is_not_ours(self, runs: list[Run]) -> None:
+        """Stop work on jobs that another worker goes on with: this one stood still for longer than its lease."""
+        kept = {run.job_id for run in self._observer.still_ours(runs)}
+        lost = [run for run in runs if run.job_id not in kept]
+        self._drop(lost)
+        for run in lost:
+            _log.warning("%s: another worker has taken the job over, it is dropped here", run.job_id)
+
+    def _give_back(self) -> None:
+        """Publish what is chosen, and let everything go that has not ended."""
+        self._publisher.collect()
+        self._let_ended_go()
+        self._drop(self._running())
+
+    def _drop(self, runs: list[Run]) -> None:
+        for run in runs:
+            self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
+            self._runs.pop(run.job_id, None)
+        if runs:
+            self._observer.on_dropped(runs)
 
     def _running(self) -> list[Run]:
         return [run for run in self._runs.values() if run.end is None]
@@ -124,7 +185,7 @@ class EngineLoop:
         if ended:
             for run in ended:
                 del self._runs[run.job_id]
-            self._on_ended(ended)
+            self._observer.on_ended(ended)
 
     def _reach_redis_again(self, error: redis.RedisError) -> None:
         """Hold the tokens until Redis is back, then make every stream whole. Raises when it stays away too long."""
@@ -140,4 +201,5 @@ class EngineLoop:
                 pause = min(2 * pause, _LONGEST_PAUSE)
             else:
                 _log.warning("Redis is back, every stream is whole again")
+                self._drop_what_is_not_ours(self._running())
                 return

@@ -13,12 +13,13 @@ import logging
 import os
 import secrets
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
 from rq.command import parse_payload
+from rq.exceptions import NoSuchJobError
 from rq.executions import Execution
 from rq.job import Job, JobStatus
 from rq.queue import Queue
@@ -50,6 +51,8 @@ class Claim:
     execution: Execution
     stream: list[Event]
     cancelled: bool
+    deaths: int
+    """Workers that died while they ran it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +63,18 @@ class Closing:
     execution: Execution
     result: dict[str, Any] | None = None
     failure: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """An execution in RQ's books: a job that somebody runs, or ran when he died."""
+
+    queue: Queue
+    job_id: str
+    execution_id: str
+    worker: str
+    overdue: bool
+    """Whether RQ's own heartbeat of it has run out."""
 
 
 class Ledger(BaseWorker):
@@ -96,16 +111,20 @@ class Ledger(BaseWorker):
         self.connection.delete(keys.worker_lease(self.name))
         self.register_death()
 
-    def beat(self) -> None:
-        """Renew the worker's lease and RQ's heartbeats of the worker and of every job that it runs, in one round trip."""
+    def beat(self) -> bool:
+        """Renew the worker's lease and RQ's heartbeats of the worker and of every job that it runs, in one round trip.
+
+        False when the lease had run out: others may have taken its jobs.
+        """
         with self.connection.pipeline() as pipeline:
-            pipeline.set(keys.worker_lease(self.name), json.dumps(self._state_now()), ex=self._lease)
+            pipeline.set(keys.worker_lease(self.name), json.dumps(self._state_now()), ex=self._lease, get=True)
             self.heartbeat(pipeline=pipeline)
             for execution in list(self.executions.values()):
                 job = execution.job
                 execution.heartbeat(job.started_job_registry, _HEARTBEAT_INTERVAL + 60, pipeline=pipeline)
                 job.heartbeat(now(), _HEARTBEAT_INTERVAL + 60, pipeline=pipeline, xx=True)
-            pipeline.execute()
+            earlier, *_ = pipeline.execute()
+        return earlier is not None
 
     def claim(self, limit: int, wait: float) -> list[Claim]:
         """Claim up to ``limit`` waiting jobs, high priority first; with none waiting, wait up to ``wait`` seconds.
@@ -119,10 +138,17 @@ class Ledger(BaseWorker):
             return []
         return self._start(self._fetch(moved))
 
-    def record(self, closings: Iterable[Closing]) -> None:
-        """Write how jobs ended, those that succeeded or were cancelled in one round trip."""
+    def record(self, closings: Sequence[Closing]) -> None:
+        """Write how jobs ended, those that succeeded or were cancelled in one round trip.
+
+        An execution that is no longer in the books was taken over by another worker, who records that job's end.
+        """
         plain: list[Closing] = []
+        held = self.still_held([closing.execution for closing in closings])
         for closing in closings:
+            if closing.execution.id not in held:
+                self.forget(closing.execution)
+                continue
             if closing.failure is not None:
                 self._record_failure(closing)
             elif closing.result is not None and _has_followers(closing.job):
@@ -133,6 +159,83 @@ class Ledger(BaseWorker):
             self._record_together(plain)
         if not self.executions:
             self.set_state(WorkerStatus.IDLE)
+
+    def forget(self, execution: Execution) -> None:
+        """Drop an execution that others have taken from the books."""
+        self.executions.pop(execution.id, None)
+
+    def still_held(self, executions: Sequence[Execution]) -> set[str]:
+        """The ids of those executions that are in RQ's books; the others were taken over."""
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for execution in executions:
+                pipeline.exists(execution.key)
+            answers = pipeline.execute()
+        return {execution.id for execution, exists in zip(executions, answers, strict=True) if exists}
+
+    def holdings(self) -> list[Holding]:
+        """Every execution in the books of this worker's queues, whoever's."""
+        found: list[tuple[Queue, Execution, float]] = []
+        for queue in self.queues:
+            for member, expiry in self.connection.zrange(queue.started_job_registry.key, 0, -1, withscores=True):
+                found.append((queue, Execution.from_composite_key(member.decode(), self.connection), expiry))
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for _, execution, _ in found:
+                pipeline.hget(execution.key, "worker_name")
+            workers = pipeline.execute()
+        right_now = now().timestamp()
+        return [
+            Holding(queue, execution.job_id, execution.id, (worker or b"").decode(), expiry < right_now)
+            for (queue, execution, expiry), worker in zip(found, workers, strict=True)
+        ]
+
+    def put_back(self, holding: Holding, *, if_dead: bool) -> bool:
+        """Take a job from whoever holds it and put it at the head of its queue; False when another was quicker.
+
+        With ``if_dead`` only while the holder's lease is gone; that also counts as one death of the job's worker.
+        """
+        execution = Execution(holding.execution_id, holding.job_id, self.connection, holding.worker)
+        registry = holding.queue.started_job_registry
+        lease = keys.worker_lease(holding.worker)
+        with self.connection.pipeline() as pipeline:
+            try:
+                pipeline.watch(registry.key, lease)
+                if pipeline.zscore(registry.key, execution.composite_key) is None or (if_dead and pipeline.exists(lease)):
+                    return False
+                job = self._record_of(holding.job_id)
+                pipeline.multi()
+                if job is None:  # its record has expired; only the entry is left
+                    pipeline.zrem(registry.key, execution.composite_key)
+                else:
+                    execution.delete(job, pipeline)
+                    job.set_status(JobStatus.QUEUED, pipeline=pipeline)
+                    pipeline.lpush(holding.queue.key, holding.job_id)
+                    if if_dead:
+                        pipeline.incr(keys.deaths(holding.job_id))
+                        pipeline.expire(keys.deaths(holding.job_id), keys.RETENTION)
+                pipeline.execute()
+            except redis.WatchError:
+                return False
+        self.forget(execution)
+        return job is not None
+
+    def between_queue_and_start(self) -> list[tuple[Queue, str]]:
+        """Jobs that some worker has claimed and not started."""
+        return [(queue, job_id) for queue in self.queues for job_id in queue.intermediate_queue.get_job_ids()]
+
+    def put_back_unstarted(self, queue: Queue, job_id: str) -> bool:
+        """Return such a job to the head of its queue; False when it was started or returned meanwhile."""
+        with self.connection.pipeline() as pipeline:
+            try:
+                pipeline.watch(queue.intermediate_queue_key)
+                if pipeline.lpos(queue.intermediate_queue_key, job_id) is None:
+                    return False
+                pipeline.multi()
+                pipeline.lrem(queue.intermediate_queue_key, 1, job_id)
+                pipeline.lpush(queue.key, job_id)
+                pipeline.execute()
+            except redis.WatchError:
+                return False
+        return True
 
     def handle_payload(self, message: dict[str, Any]) -> None:
         """RQ's commands, with those that stop a job going to the engine."""
@@ -188,6 +291,12 @@ class Ledger(BaseWorker):
                 queue.intermediate_queue.remove(job_id)
         return [job for job in jobs if job is not None]
 
+    def _record_of(self, job_id: str) -> Job | None:
+        try:
+            return Job.fetch(job_id, self.connection, serializer=self.serializer)
+        except NoSuchJobError:
+            return None
+
     def _start(self, jobs: list[Job]) -> list[Claim]:
         if not jobs:
             return []
@@ -198,34 +307,50 @@ class Ledger(BaseWorker):
                 execution = Execution.create(job, ttl, pipeline=pipeline, worker_name=self.name)
                 job.prepare_for_execution(self.name, pipeline=pipeline)
                 pipeline.persist(job.key)
-                pipeline.lrem(self._queue_of(job).intermediate_queue_key, 1, job.id)
                 executions.append(execution)
             self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
             before = len(pipeline)
             for job in jobs:
+                pipeline.lrem(self._queue_of(job).intermediate_queue_key, 1, job.id)
                 pipeline.xrange(keys.token_stream(job.id))
                 pipeline.exists(keys.cancel_flag(job.id))
+                pipeline.get(keys.deaths(job.id))
             answers = pipeline.execute()[before:]
-        self.executions |= {execution.id: execution for execution in executions}
-        return [
-            Claim(job, execution, [decode_entry(entry) for entry in entries], bool(flagged))
-            for job, execution, entries, flagged in zip(jobs, executions, answers[::2], answers[1::2], strict=True)
-        ]
+        claims = []
+        for job, execution, *answer in zip(jobs, executions, *(answers[k::4] for k in range(4)), strict=True):
+            was_ours, entries, flagged, deaths = answer
+            if not was_ours:  # we stood still so long that others gave it back to the queue
+                self._undo_start(job, execution)
+                continue
+            self.executions[execution.id] = execution
+            stream = [decode_entry(entry) for entry in entries]
+            claims.append(Claim(job, execution, stream, bool(flagged), int(deaths or 0)))
+        return claims
+
+    def _undo_start(self, job: Job, execution: Execution) -> None:
+        with self.connection.pipeline() as pipeline:
+            self.cleanup_execution(job, pipeline, execution)
+            pipeline.execute()
 
     def _record_together(self, closings: list[Closing]) -> None:
         with self.connection.pipeline() as pipeline:
+            pipeline.watch(*(closing.execution.key for closing in closings))  # so that none is taken over on the way
+            if pipeline.exists(*(closing.execution.key for closing in closings)) < len(closings):
+                raise redis.WatchError("an execution was taken over")
+            pipeline.multi()
             for closing in closings:
                 closing.job.ended_at = now()
                 if closing.result is not None:
                     self._finish(closing, pipeline)
                 else:
                     self._cancel(closing, pipeline)
-                self.cleanup_execution(closing.job, pipeline, closing.execution)
+                closing.execution.delete(closing.job, pipeline)
             before = len(pipeline)
             for closing in closings:
                 pipeline.exists(closing.job.dependents_key)  # with the end, so that none can slip in between
             waited_for = pipeline.execute()[before:]
         for closing, has_dependents in zip(closings, waited_for, strict=True):
+            self.forget(closing.execution)
             if has_dependents:
                 self._queue_of(closing.job).enqueue_dependents(closing.job)
 

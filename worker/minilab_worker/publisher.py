@@ -11,6 +11,7 @@ really holds and sends on from there.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any, Final
 
 import redis
@@ -33,11 +34,13 @@ class Publisher:
         self._wire: Any = None  # a redis-py Connection
         self._awaited: list[_OnAnswer] = []
         self._sent: list[tuple[Run, int]] = []
+        self.refused: list[Run] = []
+        """Runs whose entries the stream held already: another worker writes them too."""
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether answers to what was sent are still to be collected."""
-        return bool(self._awaited)
+    def take_refused(self) -> list[Run]:
+        """The refused runs, once each, to be looked at."""
+        refused, self.refused = list(dict.fromkeys(self.refused)), []
+        return refused
 
     def send(self, events: Iterable[tuple[Run, Event]], watched: Sequence[Run], flagged: list[Run]) -> None:
         """Send events, and ask for the cancel flags of ``watched``; those set are put into ``flagged`` by collect.
@@ -70,17 +73,26 @@ class Publisher:
         self._sent = []
 
     def recover(self, runs: Iterable[Run]) -> None:
-        """Start afresh on a new connection: look at each run's stream and send what it lacks. Raises what redis-py does."""
+        """Start afresh on a new connection: look at each run's stream and send what it lacks. Raises what redis-py does.
+
+        A stream that has a hole, since Redis came back without its beginning, is written anew.
+        """
         self.disconnect()
         pending = [run for run in runs if run.events]
         self._wire = self._pool.get_connection()
-        self._wire.send_packed_command(
-            [b"".join(_command("XREVRANGE", keys.token_stream(run.job_id), "+", "-", "COUNT", "1") for run in pending)]
-        )
-        held = [self._wire.read_response() for _ in pending]
+        asked: list[bytes] = []
+        for run in pending:
+            key = keys.token_stream(run.job_id)
+            asked += [_command("XLEN", key), _command("XREVRANGE", key, "+", "-", "COUNT", "1")]
+        self._wire.send_packed_command([b"".join(asked)])
+        answers = [self._wire.read_response() for _ in asked]
         lacking = []
-        for run, last in zip(pending, held, strict=True):
+        for run, length, last in zip(pending, answers[::2], answers[1::2], strict=True):
             run.confirmed = entry_number(last[0][0]) if last else 0
+            if length != run.confirmed:
+                self._wire.send_packed_command([_command("DEL", keys.token_stream(run.job_id))])
+                _expect(self._wire.read_response())
+                run.confirmed = 0
             lacking += [(run, event) for event in run.events[run.confirmed :]]
         self.send(lacking, (), [])
         self.collect()
@@ -104,10 +116,23 @@ class Publisher:
         seconds = keys.RETENTION if isinstance(event, EndEvent) else run.running_ttl if event.number == 1 else None
         if seconds is None:
             packed.append(add)
-            self._awaited.append(_expect_entry)
+            self._awaited.append(partial(self._expect_entry, run))
             return
         packed += [_command("MULTI"), add, _command("EXPIRE", key, str(seconds)), _command("EXEC")]
-        self._awaited += [_expect, _expect, _expect, _expect_transaction]
+        self._awaited += [_expect, _expect, _expect, partial(self._expect_transaction, run)]
+
+    def _expect_entry(self, run: Run, answer: Any) -> None:
+        if not isinstance(answer, Exception):
+            return
+        if _REFUSED_REPEAT not in str(answer):
+            raise answer
+        self.refused.append(run)
+
+    def _expect_transaction(self, run: Run, answer: Any) -> None:
+        _expect(answer)
+        entry, expiry = answer
+        self._expect_entry(run, entry)
+        _expect(expiry)
 
 
 def _command(*words: str) -> bytes:
@@ -119,18 +144,6 @@ def _command(*words: str) -> bytes:
 def _expect(answer: Any) -> None:
     if isinstance(answer, Exception):
         raise answer
-
-
-def _expect_entry(answer: Any) -> None:
-    if isinstance(answer, Exception) and _REFUSED_REPEAT not in str(answer):
-        raise answer
-
-
-def _expect_transaction(answer: Any) -> None:
-    _expect(answer)
-    entry, expiry = answer
-    _expect_entry(entry)
-    _expect(expiry)
 
 
 def _set_ones(watched: Sequence[Run], answer: Any) -> list[Run]:

@@ -1,0 +1,85 @@
+"""Finds jobs whose worker is gone and puts them back at the head of their queues. It must not know how they are run.
+
+A job goes on where its stream ends: whoever claims it reads prompt and published tokens in again, and exactness makes
+the rest the same. So taking over is no more than giving back.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Hashable
+from typing import Final
+
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.jobs import OUR_WORKERS
+from minilab_worker.ledger import Holding, Ledger
+
+_log = logging.getLogger(__name__)
+
+SWEEP_INTERVAL: Final = 1.0
+"""Seconds between two looks at the books: what a takeover may come later than the end of a lease."""
+
+MOST_DEATHS: Final = 3
+"""Workers that may die over one job before it counts as their cause and is failed."""
+
+
+class Takeover:
+    """Looks through the books of the worker's queues, again and again."""
+
+    def __init__(self, ledger: Ledger, lease: int) -> None:
+        self._ledger, self._lease = ledger, lease
+        self._first_seen: dict[Hashable, float] = {}
+        self._next_sweep = 0.0
+        self.taken = 0
+        """Jobs that this worker put back for dead ones."""
+
+    def sweep_if_due(self) -> None:
+        """Put back what nobody runs any more."""
+        now = time.monotonic()
+        if now < self._next_sweep:
+            return
+        self._next_sweep = now + SWEEP_INTERVAL
+        seen: set[Hashable] = set()
+        self._sweep_started(seen)
+        self._sweep_unstarted(seen)
+        self._first_seen = {what: since for what, since in self._first_seen.items() if what in seen}
+
+    def _sweep_started(self, seen: set[Hashable]) -> None:
+        holdings = self._ledger.holdings()
+        alive = self._alive({holding.worker for holding in holdings})
+        for holding in holdings:
+            if holding.worker == self._ledger.name:
+                self._sweep_own(holding, seen)
+            elif self._is_abandoned(holding, alive) and self._ledger.put_back(holding, if_dead=True):
+                self.taken += 1
+                _log.warning("%s: its worker %s is gone, the job goes on", holding.job_id, holding.worker or "(unnamed)")
+
+    def _sweep_own(self, holding: Holding, seen: set[Hashable]) -> None:
+        """An execution of ours that we know nothing of: Redis came back older than our record of its end."""
+        if holding.execution_id in self._ledger.executions:
+            return
+        seen.add(holding.execution_id)
+        if self._is_old(holding.execution_id, SWEEP_INTERVAL * 3):  # not one that is just being started or ended
+            self._ledger.put_back(holding, if_dead=False)
+
+    def _sweep_unstarted(self, seen: set[Hashable]) -> None:
+        for queue, job_id in self._ledger.between_queue_and_start():
+            seen.add(job_id)
+            if self._is_old(job_id, self._lease) and self._ledger.put_back_unstarted(queue, job_id):
+                _log.warning("%s: claimed and never started, the job is queued again", job_id)
+
+    def _alive(self, workers: set[str]) -> set[str]:
+        names = sorted(workers)
+        held = self._ledger.connection.mget([keys.worker_lease(name) for name in names]) if names else []
+        return {name for name, lease in zip(names, held, strict=True) if lease is not None}
+
+    def _is_abandoned(self, holding: Holding, alive: set[str]) -> bool:
+        """Ours die with their lease; an ordinary RQ worker is dead when RQ's heartbeat of the job has run out."""
+        if holding.worker.startswith(OUR_WORKERS):
+            return holding.worker not in alive
+        return holding.overdue
+
+    def _is_old(self, what: Hashable, seconds: float) -> bool:
+        now = time.monotonic()
+        return now - self._first_seen.setdefault(what, now) >= seconds
