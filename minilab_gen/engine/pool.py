@@ -44,7 +44,7 @@ class Pool:
         assert hole is not None and self.residents[hole] is sequence, "a sequence must hold the place it gives back"
         last = len(self.residents) - 1
         movers = [last - 1, last] if self.residents[last].unread > 1 else [last]
-        used = sequence.read
+        used = len(sequence.ids)  # not only those read: a pass that raised may have stored keys in its first layers
         for mover in movers:
             if mover > hole:
                 used = self._move(mover, hole, used)
@@ -54,12 +54,12 @@ class Pool:
         sequence.place = None
 
     def _move(self, source: int, target: int, used: int) -> int:
-        """Move a resident into a place of which ``used`` positions hold others' keys; returns its own count."""
+        """Move a resident into a place of which ``used`` positions may hold others' keys; returns its own count."""
         resident = self.residents[source]
         self._all[:, target, :, : resident.read] = self._all[:, source, :, : resident.read]
         self._wipe(target, resident.read, used)
         self.residents[target], resident.place = resident, target
-        return resident.read
+        return len(resident.ids)
 
     def _wipe(self, place: int, start: int, end: int) -> None:
         """Zero positions. A masked key is multiplied by an exact 0: that hides any number, but not NaN or infinity."""
