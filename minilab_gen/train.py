@@ -22,7 +22,7 @@ from torch import Tensor
 
 from minilab_gen.checkpoint import write_checkpoint
 from minilab_gen.corpus import Corpus, read_corpus, token_row
-from minilab_gen.errors import MiniLabError
+from minilab_gen.errors import MiniLabError, RequestError
 from minilab_gen.model import MiniLabModel, ModelConfig
 from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, train_tokenizer
 
@@ -78,6 +78,11 @@ class Trainer:
         self.tokenizer = train_tokenizer(corpus.books[0], settings.vocab_size)
         self._tokens = token_row(corpus.training_chapters, self.tokenizer)
         self._held_out = token_row(corpus.held_out, self.tokenizer)
+        for name, row in (("training", self._tokens), ("held-out", self._held_out)):
+            if len(row) <= settings.model.context_length:
+                raise RequestError(
+                    f"the {name} text must hold more than {settings.model.context_length} tokens, got {len(row)}"
+                )
         self._held_out_bytes = len("".join(corpus.held_out).encode())
         torch.manual_seed(settings.seed)
         self.model = MiniLabModel(settings.model, dropout=settings.dropout)
