@@ -5,6 +5,7 @@
     MiniLabError
     ├── RequestError (also a ValueError)    a request that can never run: bad settings, prompt or ids
     ├── CheckpointError                     a checkpoint folder that cannot be served
+    ├── CardError                           a model card that cannot be read
     ├── UnknownModelError                   no model card of that name
     ├── UnknownJobError                     no such job, or its data has expired
     ├── DuplicateJobError                   the job id is taken
@@ -28,6 +29,10 @@ class RequestError(MiniLabError, ValueError):
 
 class CheckpointError(MiniLabError):
     """A checkpoint folder that is incomplete, damaged or of a kind that is not served."""
+
+
+class CardError(MiniLabError):
+    """A model card that is damaged or of another version."""
 
 
 class UnknownModelError(MiniLabError):

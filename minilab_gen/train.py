@@ -105,7 +105,11 @@ class Trainer:
             yield losses[-1] if losses else self.history[-1].loss
 
     def resume(self) -> bool:
-        """Take up the state that a killed run of the same settings and books left, if there is one."""
+        """Take up the state that a killed run of the same settings and books left, if there is one.
+
+        The number of steps may differ: the learning rate follows the new schedule from there, so a run that shows its
+        best can be told to come to its end.
+        """
         file = self.output / _STATE_FILE
         if not file.exists():
             return False
@@ -203,7 +207,8 @@ class Trainer:
         os.replace(draft, self.output / _STATE_FILE)
 
     def _hash_of_the_run(self) -> str:
-        digest = hashlib.sha256(json.dumps(asdict(self.settings), sort_keys=True).encode())
+        settings = {name: value for name, value in asdict(self.settings).items() if name != "steps"}
+        digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
         digest.update(self._tokens.numpy().tobytes())
         digest.update(self._held_out.numpy().tobytes())
         return digest.hexdigest()
@@ -280,7 +285,8 @@ def main(
 ) -> None:
     """Train a small model on books: --corpus FILE [FILE ...] --output DIR.
 
-    A run that was killed goes on where it last saved when it is started again with the same words.
+    A run that was killed goes on where it last saved when it is started again with the same words; only --steps may
+    differ, and then the learning rate comes down to its end by the new number.
     """
     if threads:
         torch.set_num_threads(threads)

@@ -5,13 +5,14 @@ The tokenizer travels beside the card under the hash of its text, so that a card
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from dataclasses import asdict, dataclass
 
 import redis
 
-from minilab_gen.errors import UnknownModelError
+from minilab_gen.errors import CardError, UnknownModelError
 from minilab_gen.protocol import keys
 from minilab_gen.request import ModelLimits
 from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
@@ -42,8 +43,11 @@ class ModelCard:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> ModelCard:
-        content = json.loads(text)
-        return cls(**{**content, "stop_ids": tuple(content["stop_ids"])})
+        try:
+            content = json.loads(text)
+            return cls(**{**content, "stop_ids": tuple(content["stop_ids"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise CardError(f"a model card cannot be read, is it of another version? {error}") from error
 
 
 def digest(tokenizer_json: str) -> str:
@@ -75,7 +79,11 @@ def all_cards(connection: redis.Redis) -> list[ModelCard]:
     """The cards of all announced models, by name."""
     found = sorted(connection.scan_iter(match=keys.model_card("*"), count=1000))
     texts = connection.mget(found) if found else []
-    return [ModelCard.from_json(text) for text in texts if text is not None]
+    cards = []
+    for text in texts:
+        with contextlib.suppress(CardError):  # one that we cannot read hides no other
+            cards.append(ModelCard.from_json(text or b""))
+    return cards
 
 
 def read_tokenizer(connection: redis.Redis, card: ModelCard) -> Tokenizer:

@@ -21,7 +21,7 @@ from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError, 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, EndReason
 from minilab_gen.protocol.keys import Priority
-from minilab_gen.protocol.streams import publish, published_tokens
+from minilab_gen.protocol.streams import publish, stream_length
 from minilab_gen.request import MAX_SEED, GenerationRequest
 
 EXPIRES_AT: Final = "expires_at"
@@ -66,9 +66,11 @@ class Submission:
             keys.check_job_id(self.job_id)
         if self.priority not in keys.PRIORITIES:
             raise RequestError(f"priority must be one of {', '.join(keys.PRIORITIES)}, got {self.priority!r}")
-        _whole_seconds("timeout", self.timeout)
+        _whole("timeout", self.timeout, at_least=1, at_most=keys.LONGEST_TIME)
         if self.ttl is not None:
-            _whole_seconds("ttl", self.ttl)
+            _whole("ttl", self.ttl, at_least=1, at_most=keys.LONGEST_TIME)
+        if self.max_queued is not None:
+            _whole("max_queued", self.max_queued, at_least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +163,7 @@ def request_of(job: Job) -> GenerationRequest:
 def view(connection: redis.Redis, job_id: str) -> JobView:
     """A job as it stands now. Raises UnknownJobError."""
     job = fetch(connection, job_id)
-    tokens, end = published_tokens(connection, job_id)
+    tokens, end = stream_length(connection, job_id)
     state = state_of(job)
     if end is not None and end.reason == "cancelled":
         state = "cancelled"  # an ordinary RQ worker can only record a failure
@@ -170,7 +172,7 @@ def view(connection: redis.Redis, job_id: str) -> JobView:
         job_id=job_id,
         state=state,
         model=job.origin.removeprefix("minilab.").split(".")[0],
-        tokens=len(tokens),
+        tokens=tokens,
         end=end,
         position=_queue(connection, job.origin).get_job_position(job_id) if waiting else None,
         worker=job.worker_name if state == "started" else None,
@@ -229,7 +231,7 @@ def settle(connection: redis.Redis, job_id: str) -> None:
         close_stream(connection, job, "error", error=failure_of(job))
     elif state == "cancelled":
         close_stream(connection, job, "cancelled")
-    elif state == "finished" and published_tokens(connection, job_id)[1] is None:
+    elif state == "finished" and stream_length(connection, job_id)[1] is None:
         raise UnknownJobError(f"unknown or expired job: {job_id} has finished, and its tokens are gone")
 
 
@@ -264,9 +266,9 @@ def close_stream(
     phase: Literal["waiting", "running"] | None = None,
 ) -> None:
     """Write a job's terminal entry after the tokens that its stream holds, unless it has one."""
-    tokens, earlier = published_tokens(connection, job.id)
+    tokens, earlier = stream_length(connection, job.id)
     if earlier is None:
-        end = EndEvent(reason, len(tokens), _prompt_length(job), error=error, phase=phase)
+        end = EndEvent(reason, tokens, _prompt_length(job), error=error, phase=phase)
         publish(connection, [(job.id, end)], running_ttl=keys.RETENTION)
 
 
@@ -281,6 +283,7 @@ def _queue(connection: redis.Redis, name: str) -> Queue:
     return Queue(name, connection=connection, serializer=JSONSerializer)
 
 
-def _whole_seconds(name: str, value: object) -> None:
-    if type(value) is not int or value < 1:
-        raise RequestError(f"{name} must be a whole number of seconds of at least 1, got {value!r}")
+def _whole(name: str, value: object, *, at_least: int, at_most: int | None = None) -> None:
+    if type(value) is not int or value < at_least or (at_most is not None and value > at_most):
+        bound = f"of at least {at_least}" if at_most is None else f"from {at_least} to {at_most}"
+        raise RequestError(f"{name} must be a whole number {bound}, got {value!r}")

@@ -25,6 +25,9 @@ RETENTION: Final = 24 * 3600
 DEFAULT_TIMEOUT: Final = 3600
 """Seconds that a job may run where nothing else is said: far above any answer of a small model."""
 
+LONGEST_TIME: Final = 30 * 24 * 3600
+"""Seconds that a timeout or ttl may be at most: a month, beyond which a job is as good as forgotten."""
+
 CARD_TTL: Final = 24 * 3600
 """Seconds that a model card outlives its last worker, so that jobs can be submitted while no worker is up."""
 

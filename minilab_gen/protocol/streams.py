@@ -52,6 +52,15 @@ def published_tokens(connection: redis.Redis, job_id: str) -> tuple[list[TokenEv
     return tokens, end
 
 
+def stream_length(connection: redis.Redis, job_id: str) -> tuple[int, EndEvent | None]:
+    """How many tokens a job's stream holds, and its terminal entry if it has one: what its last entry tells."""
+    last = connection.xrevrange(keys.token_stream(job_id), count=1)
+    event = decode_entry(last[0]) if last else None
+    if isinstance(event, EndEvent):
+        return event.tokens, event
+    return (event.number if event else 0), None
+
+
 def check_unbroken(events: Sequence[Event], after: int) -> None:
     """Raise StreamError unless the events carry the numbers after ``after``, one by one, and none follows an end."""
     for expected, event in enumerate(events, start=after + 1):

@@ -19,7 +19,13 @@ _FAILED, _BAD_USAGE, _NO_REDIS = 1, 2, 4
 
 
 @click.group(invoke_without_command=True, context_settings={"show_default": True, "auto_envvar_prefix": "MINILAB"})
-@click.option("--model", type=click.Path(path_type=Path), default=BASE_CHECKPOINT, help="Checkpoint folder.")
+@click.option(
+    "--model",
+    type=click.Path(path_type=Path),
+    default=BASE_CHECKPOINT,
+    envvar="MINILAB_CHECKPOINT",  # MINILAB_MODEL is the name that clients ask for
+    help="Checkpoint folder.",
+)
 @click.option("--name", default=keys.DEFAULT_MODEL, help="Name under which the model is announced.")
 @click.option("--max-batch", type=click.IntRange(1, 1024), default=64, help="Jobs that run at a time.")
 @click.option("--queue", "queues", multiple=True, help="Queues to serve, first ones first.  [default: the model's own]")

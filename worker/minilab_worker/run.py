@@ -31,7 +31,8 @@ class Run:
         self._decoder = tokenizer.decoder()
         for token in published:
             self._decoder.push(token.token_id)
-        timeout = job.timeout or keys.DEFAULT_TIMEOUT
+        asked = job.timeout or keys.DEFAULT_TIMEOUT
+        timeout = asked if 0 < asked <= keys.LONGEST_TIME else keys.LONGEST_TIME  # RQ's -1 is no limit
         self.running_ttl = timeout + keys.RETENTION
         """Seconds that the stream lives if nobody ends it."""
         self.sequence = Sequence(
