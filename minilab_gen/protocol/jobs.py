@@ -193,14 +193,19 @@ def workers_alive(connection: redis.Redis, queue: str) -> int:
 
     Ours hold a short lease. An ordinary RQ worker has only RQ's record of it, which outlives a kill by minutes.
     """
-    names = [worker.name for worker in Worker.all(queue=_queue(connection, queue))]
-    ours = [name for name in names if name.startswith(OUR_WORKERS)]
-    held = connection.exists(*map(keys.worker_lease, ours)) if ours else 0
-    return len(names) - len(ours) + int(held)
+    # Not Worker.all: RQ's worker objects set 415 s as the timeout of the connection that they are given.
+    signs = [_sign_of_life(record) for record in Worker.all_keys(queue=_queue(connection, queue))]
+    return int(connection.exists(*signs)) if signs else 0
 
 
 OUR_WORKERS: Final = "minilab-"
 """What the names of our workers begin with."""
+
+
+def _sign_of_life(record: str) -> str:
+    """The key that is there while the worker with this record of RQ's lives."""
+    name = record.removeprefix(Worker.redis_worker_namespace_prefix)
+    return keys.worker_lease(name) if name.startswith(OUR_WORKERS) else record
 
 
 def cancel(connection: redis.Redis, job_id: str) -> JobState:
