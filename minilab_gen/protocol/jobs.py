@@ -37,6 +37,8 @@ _STATES: Final[dict[JobStatus, JobState]] = {
     JobStatus.QUEUED: "queued",
     JobStatus.DEFERRED: "queued",
     JobStatus.SCHEDULED: "queued",
+    JobStatus.RATE_LIMITED: "queued",
+    JobStatus.READY_TO_ENQUEUE: "queued",
     JobStatus.STARTED: "started",
     JobStatus.FINISHED: "finished",
     JobStatus.FAILED: "failed",
