@@ -128,7 +128,7 @@ def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Sub
         )
     except RqDuplicateJobError:
         job = fetch(connection, job_id)
-        if job.meta.get(_SUBMISSION) != call:  # else the first try arrived and only its answer was lost
+        if _noted(job, _SUBMISSION) != call:  # else the first try arrived and only its answer was lost
             raise DuplicateJobError(f"the job id {job_id} is in use by a job that is {state_of(job)}") from None
     return job_id
 
@@ -151,12 +151,17 @@ def state_of(job: Job) -> JobState:
 
 def request_of(job: Job) -> GenerationRequest:
     """The request in a job. Raises RequestError for anything that is not one of ours; nothing is run or unpickled."""
+    args: object
+    kwargs: object
     try:
         function, args, kwargs = job.func_name, job.args, job.kwargs
     except DeserializationError as error:
         raise RequestError(f"a job's data must be JSON, got {error.__cause__ or error}") from error
     if function != keys.TASK:
         raise RequestError(f"a job must name {keys.TASK}, got {function}")
+    if not isinstance(args, list) or not isinstance(kwargs, dict):
+        came = f"{type(args).__name__} and {type(kwargs).__name__}"
+        raise RequestError(f"a job's arguments must be a list and an object, got {came}")
     if len(args) != 1 or kwargs:
         raise RequestError(f"a job must have one argument, got {len(args)} and {len(kwargs)} named")
     return GenerationRequest.from_payload(args[0])
@@ -243,8 +248,15 @@ def settle(connection: redis.Redis, job_id: str) -> None:
 
 
 def has_expired(job: Job) -> bool:
-    """Whether a waiting job may no longer start."""
-    return time.time() >= job.meta.get(EXPIRES_AT, float("inf"))
+    """Whether a waiting job may no longer start; for ever it may where its meta names no time."""
+    expires_at = _noted(job, EXPIRES_AT)
+    return isinstance(expires_at, int | float) and not isinstance(expires_at, bool) and time.time() >= expires_at
+
+
+def _noted(job: Job, name: str) -> object:
+    """What a job's meta says under a name; it may be anything where somebody else made the job."""
+    meta: object = job.meta
+    return meta.get(name) if isinstance(meta, dict) else None
 
 
 def take_from_queue(connection: redis.Redis, job: Job) -> bool:
