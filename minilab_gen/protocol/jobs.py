@@ -172,8 +172,8 @@ def request_of(job: Job) -> GenerationRequest:
 def view(connection: redis.Redis, job_id: str) -> JobView:
     """A job as it stands now. Raises UnknownJobError."""
     job = fetch(connection, job_id)
+    state = _STATES[job.get_status(refresh=False)]  # before the stream: a job is not seen as finished without its end
     tokens, end = stream_length(connection, job_id)
-    state = state_of(job)
     if end is not None and end.reason == "cancelled":
         state = "cancelled"  # an ordinary RQ worker can only record a failure
     waiting = state == "queued"
