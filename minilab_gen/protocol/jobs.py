@@ -239,14 +239,31 @@ def settle(connection: redis.Redis, job_id: str) -> None:
     """
     job = fetch(connection, job_id)
     state = state_of(job)
-    if state == "queued" and has_expired(job) and take_from_queue(connection, job):
-        end_waiting(connection, job, "timeout")
-    elif state == "failed":
-        close_stream(connection, job, "error", error=failure_of(job))
-    elif state == "cancelled":
-        close_stream(connection, job, "cancelled")
-    elif state == "finished" and stream_length(connection, job_id)[1] is None:
+    tokens, end = stream_length(connection, job_id)
+    if end is not None:
+        return
+    if state == "queued":
+        if not tokens and has_expired(job) and take_from_queue(connection, job):  # one with tokens has started in time
+            end_waiting(connection, job, "timeout")
+    elif state == "finished":
         raise UnknownJobError(f"unknown or expired job: {job_id} has finished, and its tokens are gone")
+    elif state == "cancelled":
+        _settle_cancelled(connection, job)
+    elif state == "failed" and not _is_held(job):
+        close_stream(connection, job, "error", error=failure_of(job))
+
+
+def _settle_cancelled(connection: redis.Redis, job: Job) -> None:
+    """RQ's own cancel only changes the books: the worker that has the job must be told, and then writes the end."""
+    if _is_held(job):
+        connection.set(keys.cancel_flag(job.id), 1, ex=keys.RETENTION)
+    else:
+        close_stream(connection, job, "cancelled")
+
+
+def _is_held(job: Job) -> bool:
+    """Whether a worker is at it, whatever its status says: an end written now would be followed by tokens."""
+    return bool(job.execution_registry.get_execution_ids())
 
 
 def has_expired(job: Job) -> bool:
