@@ -15,6 +15,7 @@ from rq import Queue, Worker
 from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.exceptions import DuplicateJobError as RqDuplicateJobError
 from rq.job import Job, JobStatus
+from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError, UnknownJobError
@@ -291,8 +292,16 @@ def end_waiting(connection: redis.Redis, job: Job, reason: Literal["cancelled", 
         connection.expire(job.key, keys.RETENTION)
     else:
         close_stream(connection, job, reason, phase="waiting")
-        job.set_status(JobStatus.FAILED)
-        job.failed_job_registry.add(job, ttl=keys.RETENTION, exc_string="the job waited longer than its ttl")
+        _record_failure(connection, job, "the job waited longer than its ttl")
+
+
+def _record_failure(connection: redis.Redis, job: Job, why: str) -> None:
+    """What RQ writes about a job that failed, in one transaction."""
+    with connection.pipeline(transaction=True) as pipeline:
+        job.set_status(JobStatus.FAILED, pipeline=pipeline)
+        job.failed_job_registry.add(job, ttl=keys.RETENTION, exc_string=why, pipeline=pipeline)
+        Result.create_failure(job, keys.RETENTION, why, pipeline=pipeline)
+        pipeline.execute()
 
 
 def close_stream(
