@@ -5,6 +5,7 @@ It must not know torch, nor what happens inside a worker.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -280,15 +281,29 @@ def _noted(job: Job, name: str) -> object:
 
 
 def take_from_queue(connection: redis.Redis, job: Job) -> bool:
-    """Remove a waiting job; True for the one caller that removed it, who must then end it."""
-    return bool(_queue(connection, job.origin).remove(job.id))
+    """Remove a waiting job; True for the caller that removed it and must then end it.
+
+    Also where an earlier caller removed it and died before it could: to end a job twice changes nothing.
+    """
+    queue = _queue(connection, job.origin)
+    return bool(queue.remove(job.id)) or _is_lost(connection, queue, job)
+
+
+def _is_lost(connection: redis.Redis, queue: Queue, job: Job) -> bool:
+    """Whether a job is said to be queued and stands in no list from which a worker could take it."""
+    with connection.pipeline(transaction=True) as pipeline:
+        pipeline.hget(job.key, "status")
+        pipeline.lpos(queue.key, job.id)
+        pipeline.lpos(queue.intermediate_queue_key, job.id)
+        return bool(pipeline.execute() == [JobStatus.QUEUED.value.encode(), None, None])
 
 
 def end_waiting(connection: redis.Redis, job: Job, reason: Literal["cancelled", "timeout"]) -> None:
     """Give a job that no worker will start its terminal entry, then RQ's status."""
     if reason == "cancelled":
         close_stream(connection, job, reason)
-        job.cancel()
+        with contextlib.suppress(InvalidJobOperation):  # another caller has just cancelled it
+            job.cancel()
         connection.expire(job.key, keys.RETENTION)
     else:
         close_stream(connection, job, reason, phase="waiting")
