@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import redis
+from rq.job import Job
 
+from minilab_gen.errors import RequestError
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.jobs import fetch, request_of, settle
 from minilab_gen.protocol.streams import published_tokens
@@ -20,8 +22,8 @@ class JobResult:
     ids: tuple[int, ...]
     text: str
     end: EndEvent
-    seed: int
-    """The seed of the request, drawn by the client where it named none."""
+    seed: int | None
+    """The seed of the request, drawn by the client where it named none; None where the request cannot be read."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -43,5 +45,11 @@ def result(connection: redis.Redis, job_id: str) -> JobResult | None:
     if end is None:
         return None
     text = "".join(token.text for token in tokens) + end.text
-    seed = request_of(job).settings.seed
-    return JobResult(job_id, tuple(token.token_id for token in tokens), text, end, seed)
+    return JobResult(job_id, tuple(token.token_id for token in tokens), text, end, _seed_of(job))
+
+
+def _seed_of(job: Job) -> int | None:
+    try:
+        return request_of(job).settings.seed
+    except RequestError:  # it failed for that, and its end says so
+        return None
