@@ -57,9 +57,7 @@ class Cursor:
         return [last] if last is not None and self.ended else []
 
 
-def tail(
-    connection: redis.Redis, job_id: str, after: int = 0, *, on_wait: OnWait | None = None
-) -> Iterator[Event]:
+def tail(connection: redis.Redis, job_id: str, after: int = 0, *, on_wait: OnWait | None = None) -> Iterator[Event]:
     """Yield the events of a job after token ``after``, waiting for those to come, to the terminal one.
 
     Reads on a connection of its own, dropped at the end, so that a reader who stops in the middle leaves no answer
@@ -82,9 +80,9 @@ def _tail(connection: redis.Redis, job_id: str, cursor: Cursor, on_wait: OnWait 
                 events = cursor.read_last(own.xrevrange(cursor.key, count=1))
             yield from events
             if not events:
-                settle(connection, job_id)
+                settle(own, job_id)
                 if on_wait and block:
-                    on_wait(view(connection, job_id))
+                    on_wait(view(own, job_id))
             block = BLOCK_MS
     finally:
         own.close()
@@ -101,9 +99,7 @@ async def tail_async(
     cursor = Cursor(job_id, after)
     pool = connection.connection_pool
     own = redis.asyncio.Redis(
-        connection_pool=redis.asyncio.ConnectionPool(
-            pool.connection_class, max_connections=1, **pool.connection_kwargs
-        )
+        connection_pool=redis.asyncio.ConnectionPool(pool.connection_class, max_connections=1, **pool.connection_kwargs)
     )
     block: int | None = None
     try:
