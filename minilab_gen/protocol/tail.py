@@ -23,6 +23,9 @@ from minilab_gen.protocol.streams import check_unbroken
 _PAGE = 1000
 """Entries in one read: a long answer comes in a few round trips, each small."""
 
+_LAST_NUMBER = 2**63 - 1
+"""The largest number that every part of Redis counts to."""
+
 OnWait = Callable[[JobView], None]
 """Called each time that a while passed without a new entry."""
 
@@ -31,8 +34,8 @@ class Cursor:
     """How far a reader has come in a stream, and what to make of what it finds."""
 
     def __init__(self, job_id: str, after: int) -> None:
-        if type(after) is not int or after < 0:
-            raise RequestError(f"a stream is read from after token 0 or a later one, got {after!r}")
+        if type(after) is not int or not 0 <= after <= _LAST_NUMBER:
+            raise RequestError(f"a stream is read from after token 0 to {_LAST_NUMBER}, got {after!r}")
         self.key = keys.token_stream(keys.check_job_id(job_id))
         self._after = after
         self.ended = False
