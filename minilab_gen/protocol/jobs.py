@@ -112,7 +112,7 @@ def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Sub
     if submission.max_queued is not None and queue.count >= submission.max_queued:
         raise QueueFullError(f"the queue may hold {submission.max_queued} waiting jobs, it holds {queue.count}")
     job_id = submission.job_id or secrets.token_hex(8)
-    if connection.exists(keys.token_stream(job_id)) and not Job.exists(job_id, connection):
+    if submission.job_id and connection.exists(keys.token_stream(job_id)) and not Job.exists(job_id, connection):
         raise DuplicateJobError(f"the job id {job_id} is in use by the tokens of an earlier job")
     call = secrets.token_hex(8)
     meta: dict[str, Any] = {_SUBMISSION: call}
