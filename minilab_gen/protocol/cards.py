@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import redis
 
@@ -88,7 +89,7 @@ def all_cards(connection: redis.Redis) -> list[ModelCard]:
 
 def read_tokenizer(connection: redis.Redis, card: ModelCard) -> Tokenizer:
     """The tokenizer of an announced model."""
-    stored = connection.get(keys.tokenizer(card.tokenizer))
+    stored: Any = connection.get(keys.tokenizer(card.tokenizer))
     if stored is not None:
         return Tokenizer.from_json(stored.decode())
     if card.name == keys.DEFAULT_MODEL:

@@ -6,6 +6,7 @@ Writes are safe to send again: an entry's id is its token's number, so Redis ref
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import redis
 
@@ -38,7 +39,7 @@ def publish(connection: redis.Redis, entries: Iterable[tuple[str, Event]], *, ru
 
 def read_stream(connection: redis.Redis, job_id: str) -> list[Event]:
     """Everything that a job's stream holds now. Raises StreamError where a number is missing."""
-    raw = connection.xrange(keys.token_stream(job_id))
+    raw: Any = connection.xrange(keys.token_stream(job_id))
     events = [decode_entry(entry) for entry in raw]
     check_unbroken(events, after=0)
     return events
@@ -54,7 +55,7 @@ def published_tokens(connection: redis.Redis, job_id: str) -> tuple[list[TokenEv
 
 def stream_length(connection: redis.Redis, job_id: str) -> tuple[int, EndEvent | None]:
     """How many tokens a job's stream holds, and its terminal entry if it has one: what its last entry tells."""
-    last = connection.xrevrange(keys.token_stream(job_id), count=1)
+    last: Any = connection.xrevrange(keys.token_stream(job_id), count=1)
     event = decode_entry(last[0]) if last else None
     if isinstance(event, EndEvent):
         return event.tokens, event

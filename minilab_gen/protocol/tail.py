@@ -7,7 +7,7 @@ plain and the async reader feed it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 import redis
@@ -22,6 +22,10 @@ from minilab_gen.protocol.streams import check_unbroken
 
 _PAGE = 1000
 """Entries in one read: a long answer comes in a few round trips, each small."""
+
+Tail = Generator[Event, None, None]
+AsyncTail = AsyncGenerator[Event, None]
+"""Generators and not only iterators: to close one gives its connection back at once."""
 
 _LAST_NUMBER = 2**63 - 1
 """The largest number that every part of Redis counts to."""
@@ -41,7 +45,7 @@ class Cursor:
         self.ended = False
 
     @property
-    def position(self) -> dict[str, str]:
+    def position(self) -> dict[Any, Any]:
         """What XREAD is to be asked for."""
         return {self.key: entry_id(self._after)}
 
@@ -53,14 +57,14 @@ class Cursor:
         self.ended = bool(events) and isinstance(events[-1], EndEvent)
         return events
 
-    def read_last(self, answer: Sequence[RawEntry]) -> list[Event]:
+    def read_last(self, answer: Any) -> list[Event]:
         """The end, if the last entry is one and lies at or before the cursor: nothing more will come."""
         last = decode_entry(answer[0]) if answer else None
         self.ended = isinstance(last, EndEvent) and last.number <= self._after
         return [last] if last is not None and self.ended else []
 
 
-def tail(connection: redis.Redis, job_id: str, after: int = 0, *, on_wait: OnWait | None = None) -> Iterator[Event]:
+def tail(connection: redis.Redis, job_id: str, after: int = 0, *, on_wait: OnWait | None = None) -> Tail:
     """Yield the events of a job after token ``after``, waiting for those to come, to the terminal one.
 
     Reads on a connection of its own, dropped at the end, so that a reader who stops in the middle leaves no answer
@@ -70,7 +74,7 @@ def tail(connection: redis.Redis, job_id: str, after: int = 0, *, on_wait: OnWai
     return _tail(connection, job_id, Cursor(job_id, after), on_wait)
 
 
-def _tail(connection: redis.Redis, job_id: str, cursor: Cursor, on_wait: OnWait | None) -> Iterator[Event]:
+def _tail(connection: redis.Redis, job_id: str, cursor: Cursor, on_wait: OnWait | None) -> Tail:
     pool = connection.connection_pool
     own = redis.Redis(
         connection_pool=redis.ConnectionPool(pool.connection_class, max_connections=1, **pool.connection_kwargs)
@@ -92,9 +96,7 @@ def _tail(connection: redis.Redis, job_id: str, cursor: Cursor, on_wait: OnWait 
         own.connection_pool.disconnect()
 
 
-async def tail_async(
-    connection: redis.asyncio.Redis, records: redis.Redis, job_id: str, after: int = 0
-) -> AsyncIterator[Event]:
+async def tail_async(connection: redis.asyncio.Redis, records: redis.Redis, job_id: str, after: int = 0) -> AsyncTail:
     """The async :func:`tail`; the same events and errors.
 
     ``records`` is a plain connection to the same server: RQ's records of jobs are read with it, in a thread.
