@@ -122,9 +122,10 @@ def test_a_stop_token_that_is_also_the_last_one_allowed_is_a_stop() -> None:
     assert watched.run().ends["a"] == "stop"
 
 
-def test_a_stop_token_in_the_prompt_stops_nothing() -> None:
+def test_a_stop_token_at_the_end_of_the_prompt_stops_nothing() -> None:
     request = request_of(3, 4)
-    stop_id = next(token for token in request.prompt if token not in alone(request).tokens)
+    stop_id = request.prompt[-1]
+    assert stop_id not in alone(request).tokens
     watched = Watched()
     watched.add("a", request_of(3, 4, stop_ids=(stop_id,)))
 
