@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, closing
+from typing import cast
 
 import redis
 
 from minilab_gen.errors import RequestError
-from minilab_gen.protocol import jobs, keys, results, tail as tails
+from minilab_gen.protocol import jobs, keys, results
+from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.cards import read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
 from minilab_gen.protocol.events import Event
 from minilab_gen.protocol.jobs import JobState, Submission
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import DEFAULT_MAX_NEW_TOKENS, GenerationRequest, SamplingSettings
+from minilab_gen.tokenizer import Tokenizer
 
 
-def submit(
+def submit(  # noqa: PLR0913 - what a request can say, each by its name
     prompt: str | Sequence[int],
     *,
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
@@ -39,7 +42,7 @@ def submit(
     model's own. ``timeout`` and ``ttl`` are seconds: of running, and of waiting. Raises RequestError for what can never
     run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
     """
-    settings = SamplingSettings(temperature, top_k, top_p, seed or 0)
+    settings = SamplingSettings(temperature, top_k, top_p, 0 if seed is None else seed)
     submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
     with closing(connect(redis_url)) as connection:
         request = build_request(connection, prompt, max_new_tokens, settings, seed is None, stop_ids, model)
@@ -57,14 +60,25 @@ def build_request(
 ) -> GenerationRequest:
     """The request for a model, checked against its card; ``draw_seed`` where a sampled one named none."""
     card = read_card(connection, model)
-    ids = read_tokenizer(connection, card).encode(prompt) if isinstance(prompt, str) else prompt
-    if isinstance(prompt, str) and not ids:
-        raise RequestError("prompt must hold at least 1 token, got an empty text")
+    ids = _ids_of(prompt, read_tokenizer(connection, card)) if isinstance(prompt, str) else prompt
     if draw_seed and not settings.is_greedy:
         settings = SamplingSettings(settings.temperature, settings.top_k, settings.top_p, jobs.draw_seed())
-    request = GenerationRequest(tuple(ids), max_new_tokens, settings, tuple(card.stop_ids if stop_ids is None else stop_ids))
+    ends = card.stop_ids if stop_ids is None else stop_ids
+    # As they came, since a tuple of bytes or of a dict would pass for ids; the request makes tuples of lists.
+    request = GenerationRequest(cast(tuple[int, ...], ids), max_new_tokens, settings, cast(tuple[int, ...], ends))
     request.check_fits(card.limits)
     return request
+
+
+def _ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"prompt must be text of whole characters, got {error.reason} at {error.start}") from error
+    ids = tokenizer.encode(text)
+    if not ids:
+        raise RequestError("prompt must hold at least 1 token, got an empty text")
+    return ids
 
 
 def tail(job_id: str, after: int = 0, *, redis_url: str | None = None) -> Iterator[Event]:
