@@ -46,7 +46,10 @@ def submit(  # noqa: PLR0913 - what a request can say, each by its name
     submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
     with closing(connect(redis_url)) as connection:
         request = build_request(connection, prompt, max_new_tokens, settings, seed is None, stop_ids, model)
-        return jobs.enqueue(connection, request, submission)
+        try:
+            return jobs.enqueue(connection, request, submission)
+        finally:
+            jobs.let_go(connection)
 
 
 def build_request(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 import redis
-from rq import Queue, Worker
+from rq import Queue, Worker, scripts
 from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.exceptions import DuplicateJobError as RqDuplicateJobError
 from rq.job import Job, JobStatus
@@ -135,6 +135,14 @@ def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Sub
         if _noted(job, _SUBMISSION) != call:  # else the first try arrived and only its answer was lost
             raise DuplicateJobError(f"the job id {job_id} is in use by a job that is {state_of(job)}") from None
     return job_id
+
+
+def let_go(connection: redis.Redis) -> None:
+    """Make RQ forget a connection that is about to be closed; else it keeps each one on which a job was submitted.
+
+    Not while another thread submits on the same connection.
+    """
+    getattr(scripts, "_registered_scripts", {}).pop(connection, None)
 
 
 def fetch(connection: redis.Redis, job_id: str) -> Job:
