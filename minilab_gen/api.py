@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+import asyncio
+from collections.abc import Sequence
 from contextlib import aclosing, closing
 from typing import cast
 
@@ -13,14 +14,13 @@ from minilab_gen.protocol import jobs, keys, results
 from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.cards import read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
-from minilab_gen.protocol.events import Event
 from minilab_gen.protocol.jobs import JobState, Submission
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import DEFAULT_MAX_NEW_TOKENS, GenerationRequest, SamplingSettings
 from minilab_gen.tokenizer import Tokenizer
 
 
-def submit(  # noqa: PLR0913 - what a request can say, each by its name
+def submit(
     prompt: str | Sequence[int],
     *,
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
@@ -84,17 +84,20 @@ def _ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
     return ids
 
 
-def tail(job_id: str, after: int = 0, *, redis_url: str | None = None) -> Iterator[Event]:
+def tail(job_id: str, after: int = 0, *, redis_url: str | None = None) -> tails.Tail:
     """Yield a job's events after token ``after``, waiting for those to come: tokens, then the end."""
     with closing(connect(redis_url)) as connection:
         yield from tails.tail(connection, job_id, after)
 
 
-async def tail_async(job_id: str, after: int = 0, *, redis_url: str | None = None) -> AsyncIterator[Event]:
+async def tail_async(job_id: str, after: int = 0, *, redis_url: str | None = None) -> tails.AsyncTail:
     """The async :func:`tail`."""
-    with closing(connect(redis_url)) as records:
-        async with aclosing(connect_async(redis_url)) as connection:
-            async for event in tails.tail_async(connection, records, job_id, after):
+    with closing(await asyncio.to_thread(connect, redis_url)) as records:  # which may have to start the server
+        async with (
+            aclosing(connect_async(redis_url)) as connection,
+            aclosing(tails.tail_async(connection, records, job_id, after)) as events,
+        ):
+            async for event in events:
                 yield event
 
 
