@@ -92,7 +92,7 @@ def read_tokenizer(connection: redis.Redis, card: ModelCard) -> Tokenizer:
     stored: Any = connection.get(keys.tokenizer(card.tokenizer))
     if stored is not None:
         return Tokenizer.from_json(stored.decode())
-    if card.name == keys.DEFAULT_MODEL:
+    if card.name == keys.DEFAULT_MODEL and card.tokenizer == digest(get_tokenizer().to_json()):
         return get_tokenizer()
     raise UnknownModelError(f"the tokenizer of the model {card.name} has expired; start one of its workers")
 
