@@ -37,7 +37,7 @@ def one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("prefill_tokens", [1, 7, 20, 256])
 @pytest.mark.parametrize("max_batch", [1, 7, 64])
 def test_batched_equals_alone(max_batch: int, prefill_tokens: int) -> None:
-    requests = random_requests(24, seed=max_batch + prefill_tokens)
+    requests = random_requests(16, seed=max_batch + prefill_tokens)
 
     watched = run_all(Watched(max_batch=max_batch, prefill_tokens=prefill_tokens), requests)
 
@@ -58,7 +58,7 @@ def test_batched_on_two_threads_equals_alone_on_one(max_batch: int, prefill_toke
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_batched_equals_alone_for_every_shape(shape: str, packed: bool, max_batch: int, prefill_tokens: int) -> None:
-    model, requests = model_of(shape, packed=packed), random_requests(16, seed=1)
+    model, requests = model_of(shape, packed=packed), random_requests(10, seed=1)
 
     watched = run_all(Watched(model, max_batch, prefill_tokens=prefill_tokens), requests)
 

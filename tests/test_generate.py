@@ -97,7 +97,7 @@ def test_tokens_are_those_of_a_plain_transcription_of_the_design(model: MiniLabM
 def test_cached_logits_are_those_computed_afresh(shape: str, packed: bool, number: int) -> None:
     model = random_model(SHAPES[shape]).freeze(packed=packed)
     settings = SamplingSettings(temperature=1.0, seed=3)
-    prompt, length = [3, 1] * 6, 20 if number == 1 else 5  # past the first tile of keys in any case
+    prompt, length = [3, 1] * 6, 10 if number == 1 else 5  # past the first tile of keys in any case
 
     with threads(number):
         cached, afresh = (list(generate(model, prompt, length, settings, use_cache=use)) for use in (True, False))
