@@ -65,8 +65,7 @@ def mix(queries: Tensor, keys_values: Tensor, bias: Tensor) -> Tensor:
 
 def group_queries(queries: Tensor, n_kv_head: int) -> Tensor:
     """Query heads gathered by the key head that they share, padded to the tile: (tokens, n_kv_head, rows, head_dim)."""
-    tokens, n_head, head_dim = queries.shape
-    group = n_head // n_kv_head
+    group = queries.shape[1] // n_kv_head
     grouped = queries.unflatten(1, (n_kv_head, group))
     missing = -group % QUERY_TILE
     return F.pad(grouped, (0, 0, 0, missing)) if missing else grouped

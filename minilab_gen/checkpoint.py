@@ -178,7 +178,7 @@ def _stored_weight(file: Path, stored: dict[str, Tensor], names: list[str], shap
 def _tensors_to_store(model: MiniLabModel) -> dict[str, Tensor]:
     config = model.config
     query, key_or_value = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
         names = _stored_names(name)
         sizes = [query, key_or_value, key_or_value] if len(names) > 1 else [len(weight)]

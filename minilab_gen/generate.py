@@ -42,6 +42,8 @@ def generate(
     whole sequence again. Raises ValueError at the call for a prompt that does not hold 1 to context_length - 1 known
     ids, and for settings out of their range.
     """
+    if isinstance(prompt, Tensor) and prompt.dim() > 1 and prompt.shape[:-1].numel() != 1:
+        raise ValueError(f"a prompt must be one sequence, got a tensor of shape {tuple(prompt.shape)}")
     ids = prompt.flatten().tolist() if isinstance(prompt, Tensor) else prompt
     stop_ids = () if stop_id is None else (stop_id,) if isinstance(stop_id, int) else tuple(stop_id)
     request = GenerationRequest(tuple(ids), max_new_tokens, settings, stop_ids)

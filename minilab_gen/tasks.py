@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-import time
+import os
 from functools import cache
 from typing import Any
 
@@ -28,8 +28,6 @@ MODEL_VARIABLE = "MINILAB_CHECKPOINT"
 @cache
 def _served() -> tuple[Any, Tokenizer]:
     """The model of this process, loaded once, and its tokenizer."""
-    import os
-
     from minilab_gen.model import load  # torch comes with the first job, not with the import
 
     folder = os.environ.get(MODEL_VARIABLE) or BASE_CHECKPOINT
@@ -53,7 +51,7 @@ class _Run:
 
     def __init__(self, job: Job, payload: dict[str, Any]) -> None:
         self._job, self._payload, self._connection = job, payload, job.connection
-        self._running_ttl = (job.timeout or keys.DEFAULT_TIMEOUT) + keys.RETENTION
+        self._running_ttl = int(job.timeout or keys.DEFAULT_TIMEOUT) + keys.RETENTION
         self._ids: list[int] = []
         self._prompt_tokens = 0
         self._text = ""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ from minilab_gen.checkpoint import write_checkpoint
 from minilab_gen.corpus import Corpus, read_corpus, token_row
 from minilab_gen.errors import MiniLabError, RequestError
 from minilab_gen.model import MiniLabModel, ModelConfig
-from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, train_tokenizer
+from minilab_gen.tokenizer import BASE_CHECKPOINT, train_tokenizer
 
 __all__ = ["BASE_CHECKPOINT", "TrainSettings", "main", "train"]
 
@@ -159,9 +158,7 @@ class Trainer:
             window = self._held_out[start : start + length + 1]
             logits, _ = self.model(window[None, :-1], window[None, 1:])
             fresh = judged - start - 1  # tokens of this window that an earlier one has judged
-            nats += float(
-                torch.nn.functional.cross_entropy(logits[0, fresh:], window[1 + fresh :], reduction="sum")
-            )
+            nats += float(torch.nn.functional.cross_entropy(logits[0, fresh:], window[1 + fresh :], reduction="sum"))
             judged = start + len(window)
         return nats / math.log(2) / self._held_out_bytes
 
@@ -175,7 +172,7 @@ class Trainer:
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self._optimizer.step()
-        return loss.item()
+        return float(loss.detach())
 
     def _windows(self) -> tuple[Tensor, Tensor]:
         """This step's windows of tokens and the tokens after them, both (batch, context)."""
@@ -204,7 +201,7 @@ class Trainer:
         }
         draft = self.output / (_STATE_FILE + ".part")
         torch.save(state, draft)
-        os.replace(draft, self.output / _STATE_FILE)
+        draft.replace(self.output / _STATE_FILE)
 
     def _hash_of_the_run(self) -> str:
         settings = {name: value for name, value in asdict(self.settings).items() if name != "steps"}

@@ -11,13 +11,13 @@ import fakeredis
 import pytest
 import redis
 import torch
+from minilab_worker.serving import ServedModel, load_served_model
+from minilab_worker.worker import Worker, WorkerSettings
 
 from minilab_gen.checkpoint import write_checkpoint
 from minilab_gen.model import MiniLabModel, ModelConfig
 from minilab_gen.protocol import embedded, keys
 from minilab_gen.tokenizer import get_tokenizer
-from minilab_worker.serving import ServedModel, load_served_model
-from minilab_worker.worker import Worker, WorkerSettings
 
 SMALL = ModelConfig(vocab_size=2048, context_length=64, n_layer=2, n_head=8, n_kv_head=1, d_model=64, d_hidden=64)
 """A model with the base model's vocabulary that answers in a fraction of a millisecond."""

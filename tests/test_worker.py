@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 import redis
-from rq import Queue, Worker as RqWorker
+from minilab_worker.serving import ServedModel
+from minilab_worker.worker import Worker
+from rq import Queue
+from rq import Worker as RqWorker
 from rq.command import send_stop_job_command
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from waiting import wait_until
 
 from minilab_gen import EndEvent
 from minilab_gen.generate import generate
@@ -24,9 +28,6 @@ from minilab_gen.protocol.results import result
 from minilab_gen.protocol.streams import published_tokens
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest, SamplingSettings
-from minilab_worker.serving import ServedModel
-from minilab_worker.worker import Worker
-from waiting import wait_until
 
 StartWorker = Callable[..., Worker]
 
@@ -99,6 +100,7 @@ def test_rq_counts_every_job_as_finished_and_none_as_started(server: redis.Redis
     (seen,) = RqWorker.all(connection=server)
     assert (seen.name, seen.successful_job_count) == (worker.name, len(job_ids))
     value = jobs.fetch(server, job_ids[0]).return_value()
+    assert value is not None
     answer = result(server, job_ids[0])
     assert answer is not None
     assert (value["ids"], value["text"], value["end"]) == (list(answer.ids), answer.text, answer.end.reason)
@@ -189,9 +191,7 @@ def test_rqs_stop_command_cancels_a_job(server: redis.Redis, start_worker: Start
     assert status(server, job_id) == "canceled"
 
 
-def test_a_job_past_its_timeout_ends_alone(
-    server: redis.Redis, served: ServedModel, start_worker: StartWorker
-) -> None:
+def test_a_job_past_its_timeout_ends_alone(server: redis.Redis, served: ServedModel, start_worker: StartWorker) -> None:
     worker = start_worker()
     slow_down(worker)
     patient = enqueue(server, LONG, Submission())
@@ -205,7 +205,8 @@ def test_a_job_past_its_timeout_ends_alone(
     end = wait_for_end(server, hasty)
 
     assert (end.reason, end.phase) == ("timeout", "running")
-    answer = result(server, patient) if wait_for_end(server, patient) else None
+    assert wait_for_end(server, patient).succeeded
+    answer = result(server, patient)
     assert answer is not None
     assert list(answer.ids) == reference_tokens(served, LONG)
     wait_until(lambda: worker.done == 2)
@@ -332,10 +333,24 @@ def test_an_ordinary_rq_worker_runs_the_same_jobs(
     broken = base_queue(server).enqueue_call(keys.TASK, args=({"prompt": []},)).id
 
     subprocess.run(
-        [sys.executable, "-m", "rq.cli", "worker", "--burst", "--url", server_url, "--worker-class", "rq.SimpleWorker",
-         "--serializer", "rq.serializers.JSONSerializer", keys.queue_name("base")],
+        [
+            sys.executable,
+            "-m",
+            "rq.cli",
+            "worker",
+            "--burst",
+            "--url",
+            server_url,
+            "--worker-class",
+            "rq.SimpleWorker",
+            "--serializer",
+            "rq.serializers.JSONSerializer",
+            keys.queue_name("base"),
+        ],
         env={"MINILAB_CHECKPOINT": str(small_checkpoint), "PATH": "/usr/bin:/bin"},
-        check=True, capture_output=True, timeout=120,
+        check=True,
+        capture_output=True,
+        timeout=120,
     )
 
     for job_id, request in zip(job_ids, requests, strict=True):
@@ -389,7 +404,7 @@ def test_no_key_of_ours_is_without_an_expiry(server: redis.Redis, start_worker: 
     jobs.cancel(server, running)
     wait_until(lambda: worker.done == 2)
 
-    ours = [key for key in server.keys("minilab:*")]
+    ours: list[bytes] = list(server.keys("minilab:*"))
 
     assert ours
     assert [key for key in ours if server.ttl(key) <= 0] == []

@@ -54,6 +54,8 @@ class Engine:
         prefill_tokens: int = PREFILL_TOKENS,
         on_logits: OnLogits | None = None,
     ) -> None:
+        if max_batch < 1 or prefill_tokens < 1:
+            raise RequestError(f"max_batch and prefill_tokens must be at least 1, got {max_batch} and {prefill_tokens}")
         self._model = model
         self._limits = ModelLimits(model.config.vocab_size, model.config.context_length)
         self._pool = Pool(model.config, max_batch, model.device)
@@ -148,14 +150,14 @@ class Engine:
         """
         try:
             return self._read_together(decoding, chunks)
-        except Exception:
+        except Exception:  # noqa: BLE001 - whatever it was, it is found again below and reported there
             alone = [Chunk(sequence, 1) for sequence in decoding] + chunks
             return [choice for chunk in alone for choice in self._read_alone(chunk)]
 
     def _read_alone(self, chunk: Chunk) -> list[_Choice]:
         try:
             return self._read_together([], [chunk])
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - whatever it was, it ends this sequence alone
             _log.exception("%s: the model failed", chunk.sequence.name)
             return [_Choice(chunk.sequence, None, f"{type(error).__name__}: {error}")]
 

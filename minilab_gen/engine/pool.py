@@ -67,7 +67,7 @@ class Pool:
             self._all[:, place, :, start:end] = 0.0
 
     def store(self, layer: int, rows: Tensor, keys_values: Tensor) -> Tensor:
-        """Write (tokens, n_kv_head, 2 * head_dim) at flat ``rows``; returns the layer, (places, heads, positions, ...)."""
+        """Write (tokens, n_kv_head, 2 * head_dim) at flat ``rows``; returns the whole layer."""
         self._rows[layer].index_copy_(0, rows, keys_values.flatten(0, 1))
         return self._all[layer]
 

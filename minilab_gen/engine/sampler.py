@@ -13,7 +13,6 @@ from torch import Tensor
 
 from minilab_gen.sampling import Sampler, nucleus_of_rows, total_of_rows
 
-
 _NUCLEUS = 128
 """Most probable tokens among which a nucleus is looked for first."""
 

@@ -1,5 +1,6 @@
-"""``make demo``: a worker, a job, its tokens as they come; then everything is put away. It must not know any detail
-of serving: it uses what users use.
+"""``make demo``: a worker, a job, its tokens as they come; then everything is put away.
+
+It must not know any detail of serving: it uses what users use.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from minilab_gen.protocol.jobs import workers_alive
 from minilab_gen.protocol.keys import DEFAULT_MODEL, queue_name
 
 _PROMPT: Final = "Phileas Fogg"
-_JOBS: Final = (
+_JOBS: Final[tuple[tuple[str, dict[str, float]], ...]] = (
     ("greedy", {}),
     ("temperature 0.8, top-p 0.9, seed 7", {"temperature": 0.8, "top_p": 0.9, "seed": 7}),
 )
@@ -88,7 +89,9 @@ def main() -> None:
     except MiniLabError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
-    click.echo("\nWorker and Redis are stopped again. To serve for yourself: minilab-worker, and minilab-client --help.")
+    click.echo(
+        "\nWorker and Redis are stopped again. To serve for yourself: minilab-worker, and minilab-client --help."
+    )
 
 
 if __name__ == "__main__":

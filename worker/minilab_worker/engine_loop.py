@@ -108,7 +108,7 @@ class EngineLoop:
         try:
             while self._take_in():
                 self._step()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - serve() raises it in the main thread
             self.failure = error
             _log.critical("the engine loop ended: %s: %s", type(error).__name__, error)
         finally:

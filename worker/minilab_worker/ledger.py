@@ -96,7 +96,7 @@ class Ledger(BaseWorker):
             worker_ttl=max(60, 4 * lease),
         )
         self._lease = lease
-        self.on_stop = lambda job_id: None
+        self.on_stop = _log.debug
 
     def open(self) -> None:
         """Register, listen to commands, take the lease."""
@@ -176,7 +176,8 @@ class Ledger(BaseWorker):
         """Every execution in the books of this worker's queues, whoever's."""
         found: list[tuple[Queue, Execution, float]] = []
         for queue in self.queues:
-            for member, expiry in self.connection.zrange(queue.started_job_registry.key, 0, -1, withscores=True):
+            members: Any = self.connection.zrange(queue.started_job_registry.key, 0, -1, withscores=True)
+            for member, expiry in members:
                 found.append((queue, Execution.from_composite_key(member.decode(), self.connection), expiry))
         with self.connection.pipeline(transaction=False) as pipeline:
             for _, execution, _ in found:
@@ -199,7 +200,9 @@ class Ledger(BaseWorker):
         with self.connection.pipeline() as pipeline:
             try:
                 pipeline.watch(registry.key, lease)
-                if pipeline.zscore(registry.key, execution.composite_key) is None or (if_dead and pipeline.exists(lease)):
+                if pipeline.zscore(registry.key, execution.composite_key) is None or (
+                    if_dead and pipeline.exists(lease)
+                ):
                     return False
                 job = self._record_of(holding.job_id)
                 pipeline.multi()
@@ -271,7 +274,7 @@ class Ledger(BaseWorker):
         if wait <= 0:
             return []
         queue = self.queues[len(self.queues) // 2]
-        job_id = self.connection.blmove(queue.key, queue.intermediate_queue_key, wait)
+        job_id: Any = self.connection.blmove(queue.key, queue.intermediate_queue_key, wait)  # type: ignore[arg-type]
         return [(queue, job_id.decode())] if job_id is not None else []
 
     def _fetch(self, moved: list[tuple[Queue, str]]) -> list[Job]:
@@ -279,7 +282,7 @@ class Ledger(BaseWorker):
         job_ids = [job_id for _, job_id in moved]
         try:
             jobs = Job.fetch_many(job_ids, self.connection, serializer=self.serializer)
-        except Exception:
+        except Exception:  # noqa: BLE001 - RQ raises whatever a damaged record makes it raise
             if len(moved) > 1:  # find the one that cannot be read
                 return [job for one in moved for job in self._fetch([one])]
             _log.exception("%s: the job's record cannot be read", job_ids[0])
@@ -356,6 +359,7 @@ class Ledger(BaseWorker):
 
     def _finish(self, closing: Closing, pipeline: Any) -> None:
         job = closing.job
+        assert job.started_at and job.ended_at
         job._result = closing.result
         self.increment_successful_job_count(pipeline)
         self.increment_total_working_time(job.ended_at - job.started_at, pipeline)
@@ -379,9 +383,7 @@ class Ledger(BaseWorker):
         job = closing.job
         job.ended_at = now()
         job.failure_ttl = keys.RETENTION
-        self.handle_job_failure(
-            job, self._queue_of(job), exc_string=closing.failure or "", execution=closing.execution
-        )
+        self.handle_job_failure(job, self._queue_of(job), exc_string=closing.failure or "", execution=closing.execution)
 
     def _queue_of(self, job: Job) -> Queue:
         return next(queue for queue in self.queues if queue.name == job.origin)

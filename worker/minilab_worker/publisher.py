@@ -73,7 +73,7 @@ class Publisher:
         self._sent = []
 
     def recover(self, runs: Iterable[Run]) -> None:
-        """Start afresh on a new connection: look at each run's stream and send what it lacks. Raises what redis-py does.
+        """Start afresh on a new connection: look at each run's stream and send what it lacks. Raises redis.RedisError.
 
         A stream that has a hole, since Redis came back without its beginning, is written anew.
         """

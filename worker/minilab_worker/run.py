@@ -22,7 +22,12 @@ class Run:
     """
 
     def __init__(
-        self, job: Job, execution: Execution, request: GenerationRequest, published: list[TokenEvent], tokenizer: Tokenizer
+        self,
+        job: Job,
+        execution: Execution,
+        request: GenerationRequest,
+        published: list[TokenEvent],
+        tokenizer: Tokenizer,
     ) -> None:
         self.job, self.execution, self.request = job, execution, request
         self.events: list[Event] = list(published)

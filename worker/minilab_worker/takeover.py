@@ -53,7 +53,9 @@ class Takeover:
                 self._sweep_own(holding, seen)
             elif self._is_abandoned(holding, alive) and self._ledger.put_back(holding, if_dead=True):
                 self.taken += 1
-                _log.warning("%s: its worker %s is gone, the job goes on", holding.job_id, holding.worker or "(unnamed)")
+                _log.warning(
+                    "%s: its worker %s is gone, the job goes on", holding.job_id, holding.worker or "(unnamed)"
+                )
 
     def _sweep_own(self, holding: Holding, seen: set[Hashable]) -> None:
         """An execution of ours that we know nothing of: Redis came back older than our record of its end."""

@@ -98,7 +98,7 @@ class Worker:
         return str(self._ledger.name)
 
     def serve(self) -> None:
-        """Claim and run jobs until told to stop, or, in burst mode, until none is left. Raises what ended the engine."""
+        """Run jobs until told to stop or, in burst mode, until none is left. Raises what ended the engine's loop."""
         self._ledger.open()
         self._loop.start()
         self._recorder.start()
@@ -159,7 +159,7 @@ class Worker:
         self._claim_what_fits()
 
     def _through_outages(self, work: Callable[[], None]) -> None:
-        """Do something with Redis; while Redis is away, come back after a pause. The engine's loop decides when it is lost."""
+        """Do something with Redis; while Redis is away, come back after a pause, but not for ever."""
         try:
             work()
             self._away_since = None
