@@ -191,6 +191,22 @@ def test_rqs_stop_command_cancels_a_job(server: redis.Redis, start_worker: Start
     assert status(server, job_id) == "canceled"
 
 
+def test_rqs_own_cancel_stops_a_running_job(
+    server: redis.Redis, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = start_worker()
+    slow_down(worker)
+    job_id = enqueue(server, LONG, Submission())
+    next(tail(server, job_id))
+
+    jobs.fetch(server, job_id).cancel()
+    worker._next_beat = 0.0
+
+    assert wait_for_end(server, job_id).reason == "cancelled"
+    wait_until(lambda: worker.done == 1)
+    assert status(server, job_id) == "canceled"
+
+
 def test_a_job_past_its_timeout_ends_alone(server: redis.Redis, served: ServedModel, start_worker: StartWorker) -> None:
     worker = start_worker()
     slow_down(worker)

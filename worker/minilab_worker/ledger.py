@@ -114,17 +114,25 @@ class Ledger(BaseWorker):
     def beat(self) -> bool:
         """Renew the worker's lease and RQ's heartbeats of the worker and of every job that it runs, in one round trip.
 
-        False when the lease had run out: others may have taken its jobs.
+        A running job that somebody cancelled through RQ is stopped. False when the lease had run out: others may have
+        taken its jobs.
         """
+        executions = list(self.executions.values())
         with self.connection.pipeline() as pipeline:
             pipeline.set(keys.worker_lease(self.name), json.dumps(self._state_now()), ex=self._lease, get=True)
             self.heartbeat(pipeline=pipeline)
-            for execution in list(self.executions.values()):
+            for execution in executions:
                 job = execution.job
                 execution.heartbeat(job.started_job_registry, _HEARTBEAT_INTERVAL + 60, pipeline=pipeline)
                 job.heartbeat(now(), _HEARTBEAT_INTERVAL + 60, pipeline=pipeline, xx=True)
-            earlier, *_ = pipeline.execute()
-        return earlier is not None
+            before = len(pipeline)
+            for execution in executions:
+                pipeline.hget(execution.job.key, "status")
+            answers = pipeline.execute()
+        for execution, status in zip(executions, answers[before:], strict=True):
+            if status == JobStatus.CANCELED.value.encode():
+                self.on_stop(execution.job_id)
+        return answers[0] is not None
 
     def claim(self, limit: int, wait: float) -> list[Claim]:
         """Claim up to ``limit`` waiting jobs, high priority first; with none waiting, wait up to ``wait`` seconds.
