@@ -1,0 +1,36 @@
+"""Our engine alone, as one more peer. It must not know Redis."""
+
+from __future__ import annotations
+
+import itertools
+
+import torch
+from peer_protocol import Job, Load, Peer, main
+
+from minilab_gen import engine
+from minilab_gen.model import load as load_model
+from minilab_gen.request import GenerationRequest
+
+
+def load(told: Load) -> Peer:
+    """The engine as a worker runs it, with a place for every job."""
+    torch.set_num_threads(told.threads)
+    ours = engine.Engine(load_model(told.checkpoint), told.max_batch)
+    rounds = itertools.count()
+
+    def run(jobs: list[Job]) -> list[list[int]]:
+        this_round = next(rounds)
+        sequences = []
+        for number, job in enumerate(jobs):
+            request = GenerationRequest(tuple(job.prompt), job.max_new_tokens)
+            sequences.append(engine.Sequence(f"{this_round}-{number}", request))
+            ours.add(sequences[-1])
+        while ours.has_work:
+            ours.step()
+        return [sequence.ids[len(sequence.request.prompt) :] for sequence in sequences]
+
+    return Peer(f"torch {torch.__version__}", run)
+
+
+if __name__ == "__main__":
+    main(load)
