@@ -15,7 +15,7 @@ ARGS ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test check format lint types contracts setup
+.PHONY: help demo test bench check format lint types contracts setup
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,6 +25,13 @@ demo: $(VENV)/.worker  ## watch a sentence grow token by token; leaves nothing r
 
 test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
 	@$(BIN)/python -m pytest $(ARGS)
+
+# Sizes that fit in five minutes on two quiet cores; each program alone measures longer, see its --help.
+bench: $(VENV)/.worker  ## measure exactness, speed and where the time goes; peers, too, where they are installed
+	@$(BIN)/python benchmarks/exactness.py --jobs 1000
+	@$(BIN)/python benchmarks/throughput.py --rounds 3
+	@$(BIN)/python benchmarks/overhead.py
+	@test ! -d "$$HOME/.cache/minilab-peers" || $(BIN)/python benchmarks/peers.py --rounds 2
 
 check: format lint types contracts test  ## everything that must hold before a commit: format, lint, types, contracts, tests
 

@@ -1,0 +1,245 @@
+"""Whether the engine gives every job the very tokens, and logits, that the reference loop gives it alone.
+
+It must not know how the engine works. ``python benchmarks/exactness.py``
+
+Thousands of random jobs arrive in bursts between the engine's steps, some are cancelled, some were half answered by
+an earlier worker. Every list of tokens must equal what ``generate`` gives for the same request, a cancelled job's must
+be the beginning of it, and on a sample of the jobs the logits of every step must be equal bit for bit.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import torch
+from torch import Tensor
+from workload import Answer, RandomJob, answer_all, draw_jobs
+
+from minilab_gen.bench import computing_thread, json_option, load_model, model_option
+from minilab_gen.engine import Ended, Engine, Outcome
+from minilab_gen.engine import Sequence as Running
+from minilab_gen.measurement import Progress, facts, table, write_json
+from minilab_gen.model import MiniLabModel
+
+_BLOCK: Final = 500
+"""Jobs of one engine; then its books are checked, and the next reads prompts in other chunks."""
+
+_PREFILL_TOKENS: Final = (256, 16, 48, 1)
+"""Prompt tokens of one step, block by block: the worker's own, and fewer, which cut prompts at other places."""
+
+_BURSTS: Final = (0, 0, 0, 1, 1, 5)
+"""Jobs that arrive before a step, times as many as leave in one when all places are taken: idle times and queues."""
+
+_TOKENS_OF_A_JOB: Final = 10
+"""About; the bursts are made from it."""
+
+_SHOWN: Final = 10
+"""Mismatches that are described."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A job, what the reference answers to it, and where its answer begins here."""
+
+    job: RandomJob
+    answer: Answer
+
+    @property
+    def answered(self) -> tuple[int, ...]:
+        """The tokens that an earlier worker has published."""
+        return self.answer.tokens[: int(self.job.answered * (len(self.answer.tokens) + 1))]
+
+
+@dataclass(slots=True)
+class Tally:
+    """What the runs of one engine setting gave."""
+
+    threads: int
+    max_batch: int
+    jobs: int = 0
+    tokens: int = 0
+    rows: int = 0
+    """Rows of logits compared."""
+    cancelled: int = 0
+    """Jobs that were still at work when they were cancelled."""
+    resumed: int = 0
+    """Jobs that began with tokens of an earlier run."""
+    wrong_jobs: int = 0
+    wrong_rows: int = 0
+    seconds: float = 0.0
+    complaints: list[str] = field(default_factory=list)
+
+    def complain(self, text: str) -> None:
+        """A job went wrong."""
+        self.wrong_jobs += 1
+        self.complaints.append(f"{self.threads} threads, max batch {self.max_batch}: {text}")
+
+    def cells(self) -> list[str]:
+        counts = (self.jobs, self.resumed, self.cancelled, self.tokens, self.rows, self.wrong_jobs, self.wrong_rows)
+        return [str(self.threads), str(self.max_batch), *(f"{count:,}" for count in counts), f"{self.seconds:.0f}"]
+
+
+HEAD: Final = (
+    *("threads", "max batch", "jobs", "resumed", "cancelled", "tokens", "rows of logits"),
+    *("wrong jobs", "wrong rows", "seconds"),
+)
+
+
+class Trial:
+    """One engine from its first job to its last."""
+
+    def __init__(
+        self, model: MiniLabModel, cases: Sequence[Case], tally: Tally, prefill_tokens: int, dice: random.Random
+    ) -> None:
+        self._engine = Engine(model, tally.max_batch, prefill_tokens=prefill_tokens, on_logits=self._compare_logits)
+        self._cases = {case.job.name: case for case in cases}
+        self._to_come = deque(cases)
+        self._to_cancel: dict[int, list[str]] = {}  # step: names
+        self._tokens: dict[str, list[int]] = {}
+        self._misnumbered: set[str] = set()
+        self._ends: dict[str, Ended] = {}
+        self._tally, self._dice = tally, dice
+        self._step, self._due = 0, 0.0
+
+    def run(self) -> None:
+        """Let the jobs arrive and leave, then judge each of them."""
+        while self._to_come or self._engine.has_work:
+            self._let_arrive()
+            for name in self._to_cancel.pop(self._step, ()):
+                self._engine.end(name, "cancelled")
+            self._take(self._engine.step())
+            self._step += 1
+        self._engine.check_books()
+        for case in self._cases.values():
+            self._judge(case)
+
+    def _let_arrive(self) -> None:
+        self._due += self._tally.max_batch / _TOKENS_OF_A_JOB * self._dice.choice(_BURSTS)
+        while self._due >= 1 and self._to_come:
+            self._due -= 1
+            case = self._to_come.popleft()
+            name = case.job.name
+            self._tokens[name] = list(case.answered)
+            self._engine.add(Running(name, case.job.request, case.answered))
+            if case.job.cancelled_after is not None:
+                self._to_cancel.setdefault(self._step + case.job.cancelled_after, []).append(name)
+
+    def _take(self, outcomes: Iterable[Outcome]) -> None:
+        for outcome in outcomes:
+            name = outcome.sequence.name
+            if isinstance(outcome, Ended):
+                self._ends[name] = outcome
+                continue
+            self._tokens[name].append(outcome.token_id)
+            if outcome.number != len(self._tokens[name]):
+                self._misnumbered.add(name)
+
+    def _compare_logits(self, sequence: Running, row: Tensor) -> None:
+        logits = self._cases[sequence.name].answer.logits
+        if logits is None:
+            return
+        self._tally.rows += 1
+        if sequence.tokens >= len(logits) or not torch.equal(row, torch.from_numpy(logits[sequence.tokens])):
+            self._tally.wrong_rows += 1
+
+    def _judge(self, case: Case) -> None:
+        tokens, expected = tuple(self._tokens[case.job.name]), case.answer.tokens
+        ended = self._ends.get(case.job.name)
+        self._tally.jobs += 1
+        self._tally.resumed += bool(case.answered)
+        self._tally.tokens += len(tokens) - len(case.answered)
+        if ended and ended.reason == "cancelled" and case.job.cancelled_after is not None:
+            self._tally.cancelled += 1
+            is_right = tokens == expected[: len(tokens)]
+        else:
+            is_right = ended is not None and tokens == expected and ended.reason == case.answer.end
+        if not is_right or case.job.name in self._misnumbered:
+            end = f"{ended.reason}, {ended.error}" if ended else "no end"
+            self._tally.complain(f"{case.job.name}: {tokens} ({end}) for {expected} ({case.answer.end})")
+
+
+def run_engine(model: MiniLabModel, cases: Sequence[Case], tally: Tally, progress: Progress) -> None:
+    """All cases through engines of one setting, a block at a time."""
+    dice = random.Random(f"{tally.threads}, {tally.max_batch}")
+    prefills = itertools.cycle(_PREFILL_TOKENS)
+    start = time.perf_counter()
+    for first in range(0, len(cases), _BLOCK):
+        progress.say(f"the engine, {tally.threads} threads, max batch {tally.max_batch}: jobs from {first}")
+        Trial(model, cases[first : first + _BLOCK], tally, next(prefills), dice).run()
+    tally.seconds = time.perf_counter() - start
+
+
+def answer_with_progress(folder: Path, jobs: Sequence[RandomJob], sample_every: int, progress: Progress) -> list[Case]:
+    """Every job with the reference's answer."""
+    answers: list[Answer] = []
+    progress.say(f"the reference loop: {len(jobs)} jobs")
+    for some in answer_all(folder, jobs, sample_every):
+        answers += some
+        progress.say_again(f"the reference loop: {len(answers)} of {len(jobs)} jobs")
+    return [Case(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+
+
+@click.command(context_settings={"show_default": True})
+@model_option
+@click.option("--jobs", "count", type=click.IntRange(min=1), default=10_000, help="Random jobs.")
+@click.option("--sample-every", type=click.IntRange(min=1), default=20, help="Logits are compared of one job in these.")
+@click.option("--threads", type=click.IntRange(min=1), multiple=True, default=(1, 2), help="Threads of the engine.")
+@click.option("--max-batch", type=click.IntRange(min=1), multiple=True, default=(1, 7, 64), help="Its places.")
+@click.option("--seed", type=int, default=0, help="Other jobs for another seed.")
+@json_option
+def main(
+    folder: Path,
+    count: int,
+    sample_every: int,
+    threads: tuple[int, ...],
+    max_batch: tuple[int, ...],
+    seed: int,
+    json_file: Path | None,
+) -> None:
+    """Compare the engine with the reference loop, token by token and bit by bit; exit code 1 if anything differs.
+
+    Example: python benchmarks/exactness.py --jobs 1000
+    """
+    model = load_model(folder)
+    tallies = [Tally(number, places) for number in threads for places in max_batch]
+    progress = Progress(1 + len(tallies) * -(-count // _BLOCK))
+    cases = answer_with_progress(folder, draw_jobs(count, model.config, seed), sample_every, progress)
+    for tally in tallies:
+        with computing_thread(tally.threads) as thread:
+            thread.submit(run_engine, model, cases, tally, progress).result()
+    progress.clear()
+    click.echo(table(HEAD, [tally.cells() for tally in tallies]))
+    complaints = [text for tally in tallies for text in tally.complaints]
+    for text in complaints[:_SHOWN]:
+        click.echo(f"{text:.300}", err=True)
+    total = _totals(tallies)
+    click.echo(_verdict(total))
+    runs = [asdict(tally) for tally in tallies]
+    write_json(json_file, {"benchmark": "exactness", "seed": seed, "runs": runs} | total | facts(folder, model))
+    sys.exit(1 if total["mismatches"] else 0)
+
+
+def _totals(tallies: Sequence[Tally]) -> dict[str, Any]:
+    wrong = sum(tally.wrong_rows + tally.wrong_jobs for tally in tallies)
+    counts = {name: sum(getattr(tally, name) for tally in tallies) for name in ("jobs", "tokens", "rows")}
+    return counts | {"mismatches": wrong}
+
+
+def _verdict(total: dict[str, Any]) -> str:
+    return (
+        f"{total['jobs']:,} jobs, {total['tokens']:,} tokens, {total['rows']:,} rows of logits compared with the "
+        f"reference: {total['mismatches']:,} mismatches"
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,118 @@
+"""What one job waits for where nothing else runs: its first token, and a reader in another process.
+
+It must not know about throughput. The moment of an XADD is Redis's own, as MONITOR tells it; Redis and all processes
+of one machine read the same clock.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Final
+
+import redis
+
+from minilab_gen.errors import MiniLabError
+from minilab_gen.measurement import Spread
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.connection import connect
+from minilab_gen.protocol.events import TokenEvent
+from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.tail import tail
+from minilab_gen.request import GenerationRequest
+
+_PAUSE: Final = (0.06, 0.16)
+"""Seconds before each job, at random: the worker is idle again, and at any point of its waiting."""
+_TAIL_IS_THERE: Final = 8
+"""Tokens after which the reader, who hears of a job when its submitter does, has surely caught up."""
+_SLOWEST: Final = 60.0
+"""Seconds for one job, on however busy a machine."""
+
+
+@dataclass(frozen=True, slots=True)
+class IdleLatency:
+    """Milliseconds, job by job and token by token."""
+
+    first_token: Spread
+    """From the return of the submit call to the XADD of the first token."""
+    printed: Spread
+    """From a token's XADD to its being printed by a tail in another process."""
+
+
+def measure_idle(connection: redis.Redis, requests: list[GenerationRequest]) -> IdleLatency:
+    """Submit one job at a time to an idle worker while another process tails it. Each needs more than a few tokens."""
+    dice = random.Random(0)
+    first_tokens: list[float] = []
+    printing: list[float] = []
+    untyped: Any = connection
+    with _printing_tail() as tailing, untyped.monitor() as monitor:
+        for request in requests:
+            time.sleep(dice.uniform(*_PAUSE))
+            job_id = enqueue(connection, request, Submission())
+            returned = time.time()
+            tailing.send(job_id)
+            written = _times_of_entries(monitor, job_id)
+            printed: dict[int, float] = _received(tailing)
+            first_tokens.append(written[1] - returned)
+            printing += [moment - written[n] for n, moment in printed.items() if n > _TAIL_IS_THERE]
+    return IdleLatency(Spread.of(first_tokens), Spread.of(printing))
+
+
+def _times_of_entries(monitor: Any, job_id: str) -> dict[int, float]:
+    """The Unix time of each token's XADD, up to the job's end."""
+    written: dict[int, float] = {}
+    key, give_up = keys.token_stream(job_id), time.monotonic() + _SLOWEST
+    while time.monotonic() < give_up:
+        seen = monitor.next_command()
+        words = seen["command"].split(" ", 4)
+        if words[0].upper() != "XADD" or words[1] != key:
+            continue
+        if words[3] == "end":
+            return written
+        written[int(words[2].partition("-")[0])] = seen["time"]
+    raise MiniLabError(f"a job alone must end within {_SLOWEST:.0f} s, {job_id} has not")
+
+
+@contextmanager
+def _printing_tail() -> Iterator[Connection]:
+    """A process that prints the tokens of each job that it is sent, and sends back when it did."""
+    spawning = multiprocessing.get_context("spawn")
+    ours, theirs = spawning.Pipe()
+    process = spawning.Process(target=_print_jobs, args=(theirs,), name="tail", daemon=True)
+    process.start()
+    theirs.close()
+    try:
+        _received(ours)
+        yield ours
+    finally:
+        ours.close()
+        process.join()
+
+
+def _received(pipe: Connection) -> Any:
+    if not pipe.poll(_SLOWEST):
+        raise MiniLabError(f"the tail in another process must answer within {_SLOWEST:.0f} s")
+    return pipe.recv()
+
+
+def _print_jobs(pipe: Connection) -> None:
+    """The other process: says that it is there, then tails job after job until nobody asks any more."""
+    with closing(connect()) as connection, Path("/dev/null").open("w", encoding="utf-8") as screen:
+        pipe.send("ready")
+        while True:
+            try:
+                job_id: str = pipe.recv()
+            except EOFError:
+                return
+            printed: dict[int, float] = {}
+            for event in tail(connection, job_id):
+                print(event.text, end="", file=screen, flush=True)
+                if isinstance(event, TokenEvent):
+                    printed[event.number] = time.time()
+            pipe.send(printed)

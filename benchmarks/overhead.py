@@ -1,0 +1,265 @@
+"""Where a step's time goes: in the engine alone, and in a worker that serves from a real Redis.
+
+It must change nothing of what it times. ``python benchmarks/overhead.py``
+
+The worker runs in this process, so that its parts can be timed. The parts of a step are clock times in the engine's
+thread, its waits for the interpreter's lock included; what RQ's books take is processor time of the threads that keep
+them, since these mostly wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from time import thread_time
+from typing import Any, Final
+
+import click
+import redis
+from minilab_worker.engine_loop import EngineLoop
+from minilab_worker.ledger import Ledger
+from minilab_worker.publisher import Publisher
+from minilab_worker.run import Run
+from minilab_worker.serving import ServedModel, load_served_model
+from minilab_worker.takeover import Takeover
+from minilab_worker.worker import Worker, WorkerSettings
+from service import private_redis, server_version
+from stopwatch import Stopwatch, Watched
+
+from minilab_gen.bench import (
+    computing_thread,
+    draw_requests,
+    jobs_for,
+    json_option,
+    model_option,
+    run_engine,
+    warm_up,
+)
+from minilab_gen.engine import Engine
+from minilab_gen.engine import engine as engine_module
+from minilab_gen.errors import MiniLabError
+from minilab_gen.measurement import Progress, facts, table, write_json
+from minilab_gen.model import MiniLabModel
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.jobs import Submission, enqueue
+
+SIZES: Final = (1, 16, 64)
+
+_STEP, _LOOP = "step", "loop"
+
+_LOOP_PARTS: Final = (
+    Watched(Run, "take", "text of the tokens"),
+    Watched(Publisher, "send", "publishing: pack and send"),
+    Watched(Publisher, "collect", "publishing: read answers"),
+    Watched(EngineLoop, "_let_ended_go", "letting ended jobs go"),
+)
+"""Within the loop of the engine's thread, beside the step; none lies within another."""
+
+_BOOKS: Final = (
+    Watched(Ledger, "claim", "RQ: claim and start"),
+    Watched(Ledger, "record", "RQ: record the end"),
+    Watched(Worker, "_begin", "from request to sequence"),
+    Watched(Ledger, "beat", "heartbeats"),
+    Watched(Takeover, "sweep_if_due", "looking for dead workers"),
+)
+"""In other threads than the engine's."""
+
+_PUBLISHING: Final = ("xadd", "mget")
+"""The commands that carry tokens and ask for cancel flags; the others are RQ's, and two expiries for each stream."""
+
+
+def _step_parts(model: MiniLabModel) -> tuple[Watched, ...]:
+    """Within the step; none lies within another."""
+    return (
+        Watched(Engine, "_let_go", "letting go"),
+        Watched(Engine, "_plan", "admitting"),
+        Watched(engine_module, "Reading", "laying out"),
+        Watched(MiniLabModel, "trunk", "forward"),
+        Watched(model.head, "forward", "head"),
+        Watched(engine_module, "choose", "sampling"),
+        Watched(Engine, "_settle", "settling"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Breakdown:
+    """Milliseconds of a step, part by part; they add up to the whole."""
+
+    at_once: int
+    steps: int
+    whole: float
+    parts: dict[str, float]
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "jobs_at_once": self.at_once,
+            "steps": self.steps,
+            "ms_per_step": round(self.whole, 4),
+            "parts_ms": {part: round(ms, 4) for part, ms in self.parts.items()},
+            "parts_share": {part: round(ms / self.whole, 4) for part, ms in self.parts.items()},
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class Books:
+    """What keeping RQ's books and the streams takes for each job."""
+
+    processor_ms: dict[str, float]
+    commands: dict[str, float]
+    """How many of each kind Redis was sent."""
+    redis_ms: float
+    """Processor time of Redis."""
+
+    @property
+    def other_commands(self) -> float:
+        """Those that do not carry tokens."""
+        return sum(count for name, count in self.commands.items() if name not in _PUBLISHING)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "processor_ms_per_job": {part: round(ms, 4) for part, ms in self.processor_ms.items()},
+            "redis_commands_per_job": {name: round(count, 2) for name, count in self.commands.items()},
+            "redis_processor_ms_per_job": round(self.redis_ms, 4),
+        }
+
+
+def break_down_engine(model: MiniLabModel, at_once: int, thread: ThreadPoolExecutor) -> Breakdown:
+    """The engine alone, in the closed loop of ``throughput.py``."""
+    requests = draw_requests(jobs_for(at_once), model.config)
+    thread.submit(warm_up, model, at_once).result()
+    step_parts = _step_parts(model)
+    with Stopwatch([*step_parts, Watched(Engine, "step", _STEP)]) as watch:
+        thread.submit(run_engine, model, requests, at_once).result()
+    steps = watch.calls[_STEP]
+    whole = 1000 * watch.seconds[_STEP] / steps
+    parts = _ms(watch, step_parts, steps)
+    return Breakdown(at_once, steps, whole, parts | {"rest of the step": whole - sum(parts.values())})
+
+
+def break_down_service(
+    served: ServedModel, at_once: int, threads: int, connection: redis.Redis
+) -> tuple[Breakdown, Books]:
+    """A whole worker, with jobs that wait for it in the queue. It leaves when none is left."""
+    requests = draw_requests(jobs_for(at_once), served.model.config)
+    for request in requests:
+        enqueue(connection, request, Submission())
+    queues = tuple(keys.queue_names(keys.DEFAULT_MODEL))
+    worker = Worker(WorkerSettings(queues, at_once, burst=True, threads=threads), served)
+    step_watch = Stopwatch([Watched(Engine, "step", _STEP)])
+    loop_watch = Stopwatch([*_LOOP_PARTS, Watched(EngineLoop, "_step", _LOOP)])
+    books_watch = Stopwatch(_BOOKS, thread_time)
+    commands, seconds = _commands(connection), _redis_seconds(connection)
+    with step_watch, loop_watch, books_watch:
+        worker.serve()
+    if worker.done != len(requests):
+        raise click.ClickException(f"the worker must end {len(requests)} jobs, it ended {worker.done}")
+    jobs = len(requests)
+    more = {name: (count - commands.get(name, 0)) / jobs for name, count in _commands(connection).items()}
+    books = Books(
+        _ms(books_watch, _BOOKS, jobs),
+        {name: count for name, count in sorted(more.items(), key=lambda item: -item[1]) if count},
+        1000 * (_redis_seconds(connection) - seconds) / jobs,
+    )
+    return _of_the_loop(at_once, step_watch, loop_watch), books
+
+
+def _of_the_loop(at_once: int, step_watch: Stopwatch, loop_watch: Stopwatch) -> Breakdown:
+    steps = step_watch.calls[_STEP]
+    first, last = loop_watch.spans[_LOOP]
+    whole, in_loop = 1000 * (last - first) / steps, 1000 * loop_watch.seconds[_LOOP] / steps
+    parts = {"engine: the step": 1000 * step_watch.seconds[_STEP] / steps} | _ms(loop_watch, _LOOP_PARTS, steps)
+    parts["rest of the loop"] = in_loop - sum(parts.values())
+    parts["between: taking in, waiting"] = whole - in_loop
+    return Breakdown(at_once, steps, whole, parts)
+
+
+def _ms(watch: Stopwatch, watched: Iterable[Watched], count: int) -> dict[str, float]:
+    """Milliseconds of each part, divided by a count."""
+    return {one.part: 1000 * watch.seconds[one.part] / count for one in watched}
+
+
+def _commands(connection: redis.Redis) -> dict[str, int]:
+    """How often Redis has run each command, this one left out."""
+    found: dict[str, Any] = connection.info("commandstats")
+    calls = {name.removeprefix("cmdstat_"): int(counts["calls"]) for name, counts in found.items()}
+    return {name: count for name, count in calls.items() if name != "info"}
+
+
+def _redis_seconds(connection: redis.Redis) -> float:
+    """Processor time that Redis has used."""
+    used: dict[str, Any] = connection.info("cpu")
+    return float(used["used_cpu_user"]) + float(used["used_cpu_sys"])
+
+
+@click.command(context_settings={"show_default": True})
+@model_option
+@click.option("--threads", type=click.IntRange(min=1), default=2, help="Threads to compute with.")
+@click.option("--at-once", type=click.IntRange(1, 1024), multiple=True, default=SIZES, help="Jobs at a time.")
+@json_option
+def main(folder: Path, threads: int, at_once: tuple[int, ...], json_file: Path | None) -> None:
+    """Break down the time of a step, and what serving a job takes beside the steps.
+
+    Example: python benchmarks/overhead.py --at-once 64
+    """
+    progress = Progress(1 + 2 * len(at_once))
+    engine: list[Breakdown] = []
+    service: list[tuple[Breakdown, Books]] = []
+    try:
+        progress.say("loading the model")
+        served = load_served_model(folder, keys.DEFAULT_MODEL, max(at_once), threads)
+        with private_redis() as connection, computing_thread(threads) as thread:
+            for size in sorted(at_once):
+                progress.say(f"the engine, {size} jobs at once")
+                engine.append(break_down_engine(served.model, size, thread))
+                progress.say(f"the service, {size} jobs at once")
+                service.append(break_down_service(served, size, threads, connection))
+            server = server_version(connection)
+    except MiniLabError as error:
+        raise click.ClickException(str(error)) from error
+    progress.clear()
+    _show(engine, service)
+    click.echo(f"{threads} threads, {server}. Python and Redis: processor time; all else: time on the clock.")
+    content = {
+        "benchmark": "overhead",
+        "threads": threads,
+        "redis": server,
+        "engine": [breakdown.to_json() for breakdown in engine],
+        "service": [breakdown.to_json() | books.to_json() for breakdown, books in service],
+    }
+    write_json(json_file, content | facts(folder, served.model))
+
+
+def _show(engine: Sequence[Breakdown], service: Sequence[tuple[Breakdown, Books]]) -> None:
+    head = [""]
+    for breakdown in engine:
+        head += [f"{breakdown.at_once} at once", "share"]
+    steps, books = [breakdown for breakdown, _ in service], [books for _, books in service]
+    rows = _rows("engine alone: ms a step", engine) + _rows("whole service: ms a step", steps)
+    rows.append(_row("each job beside the steps", [""] * len(books)))
+    for part in books[0].processor_ms:
+        rows.append(_row(f"  {part}, Python ms", [f"{one.processor_ms[part]:.3f}" for one in books]))
+    rows.append(_row("  Redis ms", [f"{one.redis_ms:.3f}" for one in books]))
+    rows.append(_row("  Redis commands", [f"{sum(one.commands.values()):.1f}" for one in books]))
+    rows.append(_row(f"  without {', '.join(_PUBLISHING)}", [f"{one.other_commands:.1f}" for one in books]))
+    click.echo(table(head, rows))
+
+
+def _rows(title: str, breakdowns: Sequence[Breakdown]) -> list[list[str]]:
+    rows = [_row(title, [f"{one.whole:.3f}" for one in breakdowns])]
+    for part in breakdowns[0].parts:
+        row = [f"  {part}"]
+        for one in breakdowns:
+            row += [f"{one.parts[part]:.3f}", f"{100 * one.parts[part] / one.whole:.1f}%"]
+        rows.append(row)
+    return rows
+
+
+def _row(title: str, cells: Sequence[str]) -> list[str]:
+    """A line without shares."""
+    return [title, *(cell for value in cells for cell in (value, ""))]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,185 @@
+"""How fast this machine answers, the engine with many jobs against the plain loop: ``python -m minilab_gen.bench``.
+
+It must not know Redis: it measures what a worker computes, not what it costs to serve that. The programs in
+``benchmarks/`` do, and run what is here.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import deque
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import click
+import torch
+
+from minilab_gen.engine import Chosen, Engine, Sequence
+from minilab_gen.errors import CheckpointError
+from minilab_gen.generate import generate
+from minilab_gen.measurement import (
+    SUMMARY_HEAD,
+    Pace,
+    Progress,
+    Summary,
+    TokenClock,
+    facts,
+    peak_memory,
+    ratio,
+    reset_peak_memory,
+    table,
+    write_json,
+)
+from minilab_gen.model import MiniLabModel, ModelConfig, load
+from minilab_gen.request import GenerationRequest
+from minilab_gen.tokenizer import BASE_CHECKPOINT
+
+PROMPT_TOKENS: Final = (2, 32)
+NEW_TOKENS: Final = (32, 96)
+"""Shortest and longest: together they fill the base model's context of 128. Shorter contexts get their share."""
+
+JOBS_PER_PLACE: Final = 4
+FEWEST_JOBS: Final = 16
+"""Jobs of one run: four for each that runs at a time, so that most of it is steady, but enough to time a few alone."""
+
+REFERENCE_JOBS: Final = 8
+"""Jobs of one run of the reference loop: half a second of one job at a time."""
+
+SIZES: Final = (1, 4, 16, 64)
+
+_SEED: Final = 20_261_129
+
+model_option = click.option(
+    "--model", "folder", type=click.Path(path_type=Path), default=BASE_CHECKPOINT, help="Checkpoint folder."
+)
+json_option = click.option(
+    "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers there, too."
+)
+
+
+def load_model(folder: Path) -> MiniLabModel:
+    """The model of a checkpoint folder. Errors are click's."""
+    try:
+        return load(folder)
+    except CheckpointError as error:
+        raise click.ClickException(str(error)) from error
+
+
+def computing_thread(threads: int | None) -> ThreadPoolExecutor:
+    """A thread to compute in, as a worker's engine has one; by default with as many helpers as torch chooses.
+
+    Not the main thread, where libgomp lets idle helpers spin for milliseconds: the least competition for a core then
+    costs ten times the work. Beside a main thread it counts more threads than cores, and they soon sleep.
+    """
+    return ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads or torch.get_num_threads(),))
+
+
+def draw_requests(count: int, config: ModelConfig) -> list[GenerationRequest]:
+    """Greedy requests of random prompts and lengths, the same in every run; each answer has its full length."""
+    dice = random.Random(_SEED)
+    share = min(1.0, config.context_length / (PROMPT_TOKENS[1] + NEW_TOKENS[1]))
+    prompt, new = ([max(1, int(length * share)) for length in lengths] for lengths in (PROMPT_TOKENS, NEW_TOKENS))
+    return [
+        GenerationRequest(
+            tuple(dice.randrange(config.vocab_size) for _ in range(dice.randint(*prompt))), dice.randint(*new)
+        )
+        for _ in range(count)
+    ]
+
+
+def jobs_for(at_once: int) -> int:
+    """How many jobs a run of ``at_once`` at a time needs."""
+    return max(JOBS_PER_PLACE * at_once, FEWEST_JOBS)
+
+
+def run_reference(model: MiniLabModel, requests: Iterable[GenerationRequest]) -> Pace:
+    """The plain loop, one job after the other."""
+    clock = TokenClock()
+    reset_peak_memory()
+    start = time.perf_counter()
+    for number, request in enumerate(requests):
+        clock.ask(str(number))
+        for _ in generate(model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids):
+            clock.take(str(number), time.perf_counter())
+    return Pace(clock.tokens, time.perf_counter() - start, clock, peak_memory())
+
+
+def run_engine(model: MiniLabModel, requests: Iterable[GenerationRequest], at_once: int) -> Pace:
+    """The engine in a closed loop: ``at_once`` jobs at any time, the next one added when one has ended.
+
+    The pace is that of the steady part: from when all places are taken to when the last job is added.
+    """
+    engine, clock = Engine(model, at_once), TokenClock()
+    to_come = deque(Sequence(str(number), request) for number, request in enumerate(requests))
+    marks: list[tuple[float, int]] = []  # time and tokens so far, step by step
+    reset_peak_memory()
+    start = time.perf_counter()
+    while to_come or engine.has_work:
+        while to_come and engine.running + engine.waiting < at_once:
+            clock.ask(to_come[0].name)
+            engine.add(to_come.popleft())
+        outcomes = engine.step()
+        now = time.perf_counter()
+        for outcome in outcomes:
+            if isinstance(outcome, Chosen):
+                clock.take(outcome.sequence.name, now)
+        if to_come and (marks or not engine.waiting):
+            marks.append((now, clock.tokens))
+    steady = marks if len(marks) > 1 else [(start, 0), (time.perf_counter(), clock.tokens)]
+    (begin, before), (end, after) = steady[0], steady[-1]
+    return Pace(after - before, end - begin, clock, peak_memory())
+
+
+def warm_up(model: MiniLabModel, at_once: int) -> None:
+    """Let the libraries lay out what they keep for this size."""
+    short = [GenerationRequest(request.prompt, 3) for request in draw_requests(at_once, model.config)]
+    run_engine(model, short, at_once)
+    run_reference(model, short[:1])
+
+
+@click.command(context_settings={"show_default": True})
+@model_option
+@click.option("--threads", type=click.IntRange(min=1), help="Threads to compute with.  [default: one a core]")
+@click.option("--rounds", type=click.IntRange(min=1), default=3, help="Times that everything is run, in turn.")
+@click.option("--at-once", "sizes", type=click.IntRange(min=1), multiple=True, default=SIZES, help="Jobs at a time.")
+@json_option
+def main(folder: Path, threads: int | None, rounds: int, sizes: tuple[int, ...], json_file: Path | None) -> None:
+    """Measure how fast this machine computes a model's answers, many jobs at a time against one.
+
+    Example: python -m minilab_gen.bench --at-once 64
+    """
+    model = load_model(folder)
+    threads = threads or torch.get_num_threads()
+    progress = Progress(rounds * (1 + len(sizes)))
+    reference: list[Pace] = []
+    engine: dict[int, list[Pace]] = {at_once: [] for at_once in sorted(sizes)}
+    with computing_thread(threads) as thread:
+        thread.submit(warm_up, model, 1).result()
+        for _ in range(rounds):
+            progress.say("the reference loop")
+            requests = draw_requests(REFERENCE_JOBS, model.config)
+            reference.append(thread.submit(run_reference, model, requests).result())
+            for at_once, runs in engine.items():
+                progress.say(f"the engine, {at_once} jobs at once")
+                thread.submit(warm_up, model, at_once).result()
+                requests = draw_requests(jobs_for(at_once), model.config)
+                runs.append(thread.submit(run_engine, model, requests, at_once).result())
+    progress.clear()
+    rows = [("reference loop", 1, Summary.of(reference), 1.0)]
+    rows += [("engine", at_once, Summary.of(runs), ratio(runs, reference)) for at_once, runs in engine.items()]
+    cells = [[name, str(at_once), *summary.cells(), f"{times:.1f}"] for name, at_once, summary, times in rows]
+    click.echo(table(["", "jobs at once", *SUMMARY_HEAD, "times the loop"], cells))
+    click.echo(f"Times are p50 / p99. {threads} threads, {rounds} rounds, greedy, steady state.")
+    runs_json = [
+        {"variant": name, "jobs_at_once": at_once, "times_reference": times} | summary.to_json()
+        for name, at_once, summary, times in rows
+    ]
+    content = {"benchmark": "bench", "threads": threads, "rounds": rounds, "runs": runs_json}
+    write_json(json_file, content | facts(folder, model))
+
+
+if __name__ == "__main__":
+    main()
