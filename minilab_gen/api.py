@@ -10,7 +10,7 @@ from typing import cast
 import redis
 
 from minilab_gen.errors import RequestError
-from minilab_gen.protocol import jobs, keys, results
+from minilab_gen.protocol import endings, jobs, keys, results
 from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.cards import read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
@@ -104,7 +104,7 @@ async def tail_async(job_id: str, after: int = 0, *, redis_url: str | None = Non
 def cancel(job_id: str, *, redis_url: str | None = None) -> JobState:
     """Ask that a job stop; returns the state that it was in. Raises UnknownJobError."""
     with closing(connect(redis_url)) as connection:
-        return jobs.cancel(connection, job_id)
+        return endings.cancel(connection, job_id)
 
 
 def result(job_id: str, *, redis_url: str | None = None) -> results.JobResult | None:

@@ -15,8 +15,8 @@ from rq.timeouts import JobTimeoutException
 
 from minilab_gen.errors import JobCancelledError, MiniLabError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.endings import has_expired
 from minilab_gen.protocol.events import EndEvent, EndReason, TokenEvent
-from minilab_gen.protocol.jobs import has_expired
 from minilab_gen.protocol.streams import publish, published_tokens
 from minilab_gen.request import GenerationRequest
 from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer

@@ -36,7 +36,7 @@ class TrainSettings:
     """What a run depends on, besides the books."""
 
     seed: int = 0
-    steps: int = 5000
+    steps: int = 2800
     batch: int = 32
     """Windows in a step."""
     vocab_size: int = 2048

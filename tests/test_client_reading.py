@@ -16,8 +16,9 @@ from rq.job import JobStatus
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, publish_card
+from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndReason
-from minilab_gen.protocol.jobs import JobView, cancel, fetch
+from minilab_gen.protocol.jobs import JobView, fetch
 from minilab_gen.tokenizer import get_tokenizer
 
 TEXTS = (" é", "", "tait\n", " là")

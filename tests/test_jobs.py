@@ -20,9 +20,10 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError, StreamError, UnknownJobError
-from minilab_gen.protocol import jobs, keys
+from minilab_gen.protocol import endings, jobs, keys
+from minilab_gen.protocol.endings import settle
 from minilab_gen.protocol.events import EndEvent, EndReason, TokenEvent
-from minilab_gen.protocol.jobs import JobState, JobView, Submission, enqueue, fetch, request_of, settle, view
+from minilab_gen.protocol.jobs import JobState, JobView, Submission, enqueue, fetch, request_of, view
 from minilab_gen.protocol.results import JobResult, result
 from minilab_gen.protocol.streams import publish, published_tokens
 from minilab_gen.request import GenerationRequest, SamplingSettings
@@ -236,7 +237,7 @@ def test_a_full_queue_takes_no_more(connection: redis.Redis) -> None:
 
 @pytest.mark.parametrize("job_id", ["a:b", "a b", "ü", "", "x\n", "x" * 129, "../x", 5, b"x"])
 def test_an_id_is_checked_before_it_becomes_a_key(connection: redis.Redis, job_id: Any) -> None:
-    for use in (jobs.view, jobs.cancel, settle, fetch, result):
+    for use in (jobs.view, endings.cancel, settle, fetch, result):
         with pytest.raises(RequestError, match="a job id must be 1 to 128 letters, digits, _ or -"):
             use(connection, job_id)
     with pytest.raises(RequestError, match="a job id must be 1 to 128 letters, digits, _ or -"):
@@ -352,7 +353,7 @@ def test_a_job_whose_expiry_is_no_time_has_none(connection: redis.Redis, meta: o
     enqueue(connection, REQUEST, X)
     connection.hset("rq:job:x", "meta", json.dumps(meta))
 
-    assert not jobs.has_expired(fetch(connection, "x"))
+    assert not endings.has_expired(fetch(connection, "x"))
     settle(connection, "x")
     assert view(connection, "x").state == "queued"
 
@@ -466,7 +467,7 @@ def test_looking_at_a_job_does_not_change_the_callers_timeouts(
 
 
 def test_an_unknown_job_is_told(connection: redis.Redis) -> None:
-    for use in (view, jobs.cancel, settle, fetch, result):
+    for use in (view, endings.cancel, settle, fetch, result):
         with pytest.raises(UnknownJobError, match="unknown or expired job: nope"):
             use(connection, "nope")
 
@@ -488,7 +489,7 @@ def test_a_job_that_expires_between_two_looks_is_told(connection: redis.Redis) -
 def test_a_cancelled_waiting_job_ends_at_once_with_zero_tokens(connection: redis.Redis) -> None:
     enqueue(connection, REQUEST, X)
 
-    assert jobs.cancel(connection, "x") == "queued"
+    assert endings.cancel(connection, "x") == "queued"
 
     assert published_tokens(connection, "x") == ([], EndEvent("cancelled", 0, 3))
     assert queue_of(connection).count == 0
@@ -499,10 +500,10 @@ def test_a_cancelled_waiting_job_ends_at_once_with_zero_tokens(connection: redis
 
 def test_cancelling_again_changes_nothing(connection: redis.Redis) -> None:
     enqueue(connection, REQUEST, X)
-    jobs.cancel(connection, "x")
+    endings.cancel(connection, "x")
     before = everything(connection)
 
-    assert jobs.cancel(connection, "x") == "cancelled"
+    assert endings.cancel(connection, "x") == "cancelled"
 
     assert everything(connection) == before
 
@@ -512,7 +513,7 @@ def test_cancelling_a_running_job_sets_the_flag_for_its_worker(connection: redis
     start(connection)
     write(connection, "a")
 
-    assert jobs.cancel(connection, "x") == "started"
+    assert endings.cancel(connection, "x") == "started"
 
     assert 0 < connection.ttl(keys.cancel_flag("x")) <= keys.RETENTION
     assert published_tokens(connection, "x")[1] is None
@@ -523,7 +524,7 @@ def test_cancelling_a_job_that_a_worker_has_just_claimed_leaves_it_to_the_worker
     queue = queue_of(connection)
     connection.lmove(queue.key, queue.intermediate_queue_key)
 
-    assert jobs.cancel(connection, "x") == "queued"
+    assert endings.cancel(connection, "x") == "queued"
 
     assert connection.exists(keys.cancel_flag("x"))
     assert not connection.exists(keys.token_stream("x"))
@@ -536,7 +537,7 @@ def test_cancelling_an_ended_job_changes_nothing(connection: redis.Redis, reason
     end(connection, 0, reason)
     before = everything(connection)
 
-    assert jobs.cancel(connection, "x") == state
+    assert endings.cancel(connection, "x") == state
 
     assert everything(connection) == before
 
@@ -545,12 +546,12 @@ def test_cancelling_an_ended_job_changes_nothing(connection: redis.Redis, reason
 def test_a_job_whose_canceller_died_on_the_way_can_still_end(connection: redis.Redis, ending: str) -> None:
     """A client may be killed when it has taken the job from the queue and not yet written its end."""
     enqueue(connection, REQUEST, Submission(job_id="x", ttl=1))
-    assert jobs.take_from_queue(connection, fetch(connection, "x"))
+    assert endings.take_from_queue(connection, fetch(connection, "x"))
     if ending == "expiry":
         connection.hset("rq:job:x", "meta", json.dumps({jobs.EXPIRES_AT: 0.0}))
 
     if ending == "cancel":
-        jobs.cancel(connection, "x")
+        endings.cancel(connection, "x")
     else:
         settle(connection, "x")
 

@@ -22,7 +22,7 @@ from waiting import wait_until
 
 from minilab_gen import EndEvent
 from minilab_gen.generate import generate
-from minilab_gen.protocol import jobs, keys
+from minilab_gen.protocol import endings, jobs, keys
 from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.results import result
 from minilab_gen.protocol.streams import published_tokens
@@ -125,7 +125,7 @@ def test_cancelling_a_running_job_stops_it_and_frees_its_place(
     for _ in range(5):
         next(events)
 
-    assert jobs.cancel(server, job_id) == "started"
+    assert endings.cancel(server, job_id) == "started"
     seen_at_cancel = len(published_tokens(server, job_id)[0])
     *_, end = events
 
@@ -161,7 +161,7 @@ def cut_publisher_off(connection: redis.Redis) -> None:
 def test_a_waiting_job_that_is_cancelled_never_starts(server: redis.Redis, start_worker: StartWorker) -> None:
     job_id = enqueue(server, LONG, Submission())
 
-    assert jobs.cancel(server, job_id) == "queued"
+    assert endings.cancel(server, job_id) == "queued"
 
     assert wait_for_end(server, job_id) == EndEvent("cancelled", 0, prompt_tokens=2)
     assert status(server, job_id) == "canceled"
@@ -392,7 +392,7 @@ def test_300_mixed_jobs_leave_nothing_behind(
         request = random_request(dice)
         job_id = enqueue(server, request, Submission())
         if number % 10 == 7:
-            jobs.cancel(server, job_id)
+            endings.cancel(server, job_id)
         else:
             good[job_id] = request
 
@@ -417,7 +417,7 @@ def test_no_key_of_ours_is_without_an_expiry(server: redis.Redis, start_worker: 
     wait_for_end(server, done)
     running = enqueue(server, LONG, Submission())
     next(tail(server, running))
-    jobs.cancel(server, running)
+    endings.cancel(server, running)
     wait_until(lambda: worker.done == 2)
 
     ours: list[bytes] = list(server.keys("minilab:*"))

@@ -10,7 +10,7 @@ from minilab_client.exit_codes import ExitCode, report
 from minilab_client.output import write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_gen.errors import UnknownJobError
-from minilab_gen.protocol import jobs
+from minilab_gen.protocol import endings, jobs
 from minilab_gen.protocol.jobs import JobState
 
 
@@ -38,7 +38,7 @@ def cancel(settings: ClientSettings, ids: tuple[str, ...], as_json: bool) -> Exi
 
 
 def _cancel(connection: redis.Redis, job_id: str, as_json: bool) -> None:
-    before = jobs.cancel(connection, job_id)
+    before = endings.cancel(connection, job_id)
     now = jobs.state_of(jobs.fetch(connection, job_id))
     if as_json:
         write_json({"job_id": job_id, "was": before, "state": now})

@@ -10,7 +10,8 @@ from minilab_client import parameters
 from minilab_client.follow import reason_to_wait
 from minilab_client.output import write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_gen.protocol.jobs import JobView, settle, view
+from minilab_gen.protocol.endings import settle
+from minilab_gen.protocol.jobs import JobView, view
 
 
 @click.command(

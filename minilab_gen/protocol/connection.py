@@ -37,8 +37,8 @@ CONNECT_SECONDS = 5.0
 """Seconds to reach a server: two repeats of a lost TCP packet (after 1 and 3 s) fit, a dead address is soon told."""
 
 RETRIES = 3
-"""Times that a command is sent again after its connection broke. This bridges a proxy's restart: about a second, or three
-in mid-command, where each repeat connects with repeats of its own. More would hide an outage from callers that have
+"""Times that a command is sent again after its connection broke. This bridges a proxy's restart: about a second, or
+three in mid-command, where each repeat connects with repeats of its own. More would hide an outage from callers that have
 better to do than wait, and a repeat of a command whose answer was lost runs it twice: harmless for stream entries,
 whose ids are explicit, not for everything. redis-py does ten."""
 

@@ -1,11 +1,10 @@
-"""Jobs from the outside: submit, look at, cancel. Plain RQ jobs through RQ's public interface.
+"""Jobs from the outside: submit and look at. Plain RQ jobs through RQ's public interface.
 
-It must not know torch, nor what happens inside a worker.
+It must not know torch, nor what happens inside a worker, nor how a job is ended: see ``endings.py``.
 """
 
 from __future__ import annotations
 
-import contextlib
 import secrets
 import time
 from dataclasses import dataclass
@@ -16,14 +15,13 @@ from rq import Queue, Worker, scripts
 from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.exceptions import DuplicateJobError as RqDuplicateJobError
 from rq.job import Job, JobStatus
-from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError, UnknownJobError
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.events import EndEvent, EndReason
+from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.keys import Priority
-from minilab_gen.protocol.streams import publish, stream_length
+from minilab_gen.protocol.streams import stream_length
 from minilab_gen.request import MAX_SEED, GenerationRequest
 
 EXPIRES_AT: Final = "expires_at"
@@ -108,7 +106,7 @@ def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Sub
     Atomic: a job id is given out once, and a call that is sent again after a lost connection makes no second job.
     Raises DuplicateJobError, QueueFullError, and what redis-py raises.
     """
-    queue = _queue(connection, keys.queue_name(submission.model, submission.priority))
+    queue = queue_of(connection, keys.queue_name(submission.model, submission.priority))
     if submission.max_queued is not None and queue.count >= submission.max_queued:
         raise QueueFullError(f"the queue may hold {submission.max_queued} waiting jobs, it holds {queue.count}")
     job_id = submission.job_id or secrets.token_hex(8)
@@ -132,7 +130,7 @@ def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Sub
         )
     except RqDuplicateJobError:
         job = fetch(connection, job_id)
-        if _noted(job, _SUBMISSION) != call:  # else the first try arrived and only its answer was lost
+        if noted(job, _SUBMISSION) != call:  # else the first try arrived and only its answer was lost
             raise DuplicateJobError(f"the job id {job_id} is in use by a job that is {state_of(job)}") from None
     return job_id
 
@@ -193,7 +191,7 @@ def view(connection: redis.Redis, job_id: str) -> JobView:
         model=job.origin.removeprefix("minilab.").split(".")[0],
         tokens=tokens,
         end=end,
-        position=_queue(connection, job.origin).get_job_position(job_id) if waiting else None,
+        position=queue_of(connection, job.origin).get_job_position(job_id) if waiting else None,
         worker=job.worker_name if state == "started" else None,
         workers_alive=workers_alive(connection, job.origin),
         error=failure_of(job) if state == "failed" else None,
@@ -213,7 +211,7 @@ def workers_alive(connection: redis.Redis, queue: str) -> int:
     Ours hold a short lease. An ordinary RQ worker has only RQ's record of it, which outlives a kill by minutes.
     """
     # Not Worker.all: RQ's worker objects set 415 s as the timeout of the connection that they are given.
-    signs = [_sign_of_life(record) for record in Worker.all_keys(queue=_queue(connection, queue))]
+    signs = [_sign_of_life(record) for record in Worker.all_keys(queue=queue_of(connection, queue))]
     return int(connection.exists(*signs)) if signs else 0
 
 
@@ -227,129 +225,13 @@ def _sign_of_life(record: str) -> str:
     return keys.worker_lease(name) if name.startswith(OUR_WORKERS) else record
 
 
-def cancel(connection: redis.Redis, job_id: str) -> JobState:
-    """Ask that a job stop; returns the state it was in: ``queued`` jobs end here, ``started`` ones within two tokens.
-
-    An ended job stays as it is. Raises UnknownJobError.
-    """
-    job = fetch(connection, job_id)
-    state = state_of(job)
-    if state in ("queued", "started"):
-        connection.set(keys.cancel_flag(job_id), 1, ex=keys.RETENTION)
-        if take_from_queue(connection, job):
-            end_waiting(connection, job, "cancelled")
-    return state
-
-
-def settle(connection: redis.Redis, job_id: str) -> None:
-    """Do for a quiet stream what no worker will: end a job that waited too long, or failed before it was read.
-
-    Safe for any number of callers: one of them takes the job from its queue, and Redis takes one terminal entry.
-    Raises UnknownJobError where the job or its stream has expired.
-    """
-    job = fetch(connection, job_id)
-    state = state_of(job)
-    tokens, end = stream_length(connection, job_id)
-    if end is not None:
-        return
-    if state == "queued":
-        if not tokens and has_expired(job) and take_from_queue(connection, job):  # one with tokens has started in time
-            end_waiting(connection, job, "timeout")
-    elif state == "finished":
-        raise UnknownJobError(f"unknown or expired job: {job_id} has finished, and its tokens are gone")
-    elif state == "cancelled":
-        _settle_cancelled(connection, job)
-    elif state == "failed" and not _is_held(job):
-        close_stream(connection, job, "error", error=failure_of(job))
-
-
-def _settle_cancelled(connection: redis.Redis, job: Job) -> None:
-    """RQ's own cancel only changes the books: the worker that has the job must be told, and then writes the end."""
-    if _is_held(job):
-        connection.set(keys.cancel_flag(job.id), 1, ex=keys.RETENTION)
-    else:
-        close_stream(connection, job, "cancelled")
-
-
-def _is_held(job: Job) -> bool:
-    """Whether a worker is at it, whatever its status says: an end written now would be followed by tokens."""
-    return bool(job.execution_registry.get_execution_ids())
-
-
-def has_expired(job: Job) -> bool:
-    """Whether a waiting job may no longer start; for ever it may where its meta names no time."""
-    expires_at = _noted(job, EXPIRES_AT)
-    return isinstance(expires_at, int | float) and not isinstance(expires_at, bool) and time.time() >= expires_at
-
-
-def _noted(job: Job, name: str) -> object:
+def noted(job: Job, name: str) -> object:
     """What a job's meta says under a name; it may be anything where somebody else made the job."""
     meta: object = job.meta
     return meta.get(name) if isinstance(meta, dict) else None
 
 
-def take_from_queue(connection: redis.Redis, job: Job) -> bool:
-    """Remove a waiting job; True for the caller that removed it and must then end it.
-
-    Also where an earlier caller removed it and died before it could: to end a job twice changes nothing.
-    """
-    queue = _queue(connection, job.origin)
-    return bool(queue.remove(job.id)) or _is_lost(connection, queue, job)
-
-
-def _is_lost(connection: redis.Redis, queue: Queue, job: Job) -> bool:
-    """Whether a job is said to be queued and stands in no list from which a worker could take it."""
-    with connection.pipeline(transaction=True) as pipeline:
-        pipeline.hget(job.key, "status")
-        pipeline.lpos(queue.key, job.id)
-        pipeline.lpos(queue.intermediate_queue_key, job.id)
-        return bool(pipeline.execute() == [JobStatus.QUEUED.value.encode(), None, None])
-
-
-def end_waiting(connection: redis.Redis, job: Job, reason: Literal["cancelled", "timeout"]) -> None:
-    """Give a job that no worker will start its terminal entry, then RQ's status."""
-    if reason == "cancelled":
-        close_stream(connection, job, reason)
-        with contextlib.suppress(InvalidJobOperation):  # another caller has just cancelled it
-            job.cancel()
-        connection.expire(job.key, keys.RETENTION)
-    else:
-        close_stream(connection, job, reason, phase="waiting")
-        _record_failure(connection, job, "the job waited longer than its ttl")
-
-
-def _record_failure(connection: redis.Redis, job: Job, why: str) -> None:
-    """What RQ writes about a job that failed, in one transaction."""
-    with connection.pipeline(transaction=True) as pipeline:
-        job.set_status(JobStatus.FAILED, pipeline=pipeline)
-        job.failed_job_registry.add(job, ttl=keys.RETENTION, exc_string=why, pipeline=pipeline)
-        Result.create_failure(job, keys.RETENTION, why, pipeline=pipeline)
-        pipeline.execute()
-
-
-def close_stream(
-    connection: redis.Redis,
-    job: Job,
-    reason: EndReason,
-    *,
-    error: str | None = None,
-    phase: Literal["waiting", "running"] | None = None,
-) -> None:
-    """Write a job's terminal entry after the tokens that its stream holds, unless it has one."""
-    tokens, earlier = stream_length(connection, job.id)
-    if earlier is None:
-        end = EndEvent(reason, tokens, _prompt_length(job), error=error, phase=phase)
-        publish(connection, [(job.id, end)], running_ttl=keys.RETENTION)
-
-
-def _prompt_length(job: Job) -> int:
-    try:
-        return len(request_of(job).prompt)
-    except RequestError:
-        return 0
-
-
-def _queue(connection: redis.Redis, name: str) -> Queue:
+def queue_of(connection: redis.Redis, name: str) -> Queue:
     return Queue(name, connection=connection, serializer=JSONSerializer)
 
 

@@ -9,8 +9,9 @@ import redis
 from rq.job import Job
 
 from minilab_gen.errors import RequestError
+from minilab_gen.protocol.endings import settle
 from minilab_gen.protocol.events import EndEvent
-from minilab_gen.protocol.jobs import fetch, request_of, settle
+from minilab_gen.protocol.jobs import fetch, request_of
 from minilab_gen.protocol.streams import published_tokens
 
 

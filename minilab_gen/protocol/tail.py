@@ -16,8 +16,9 @@ import redis.asyncio
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import BLOCK_MS
+from minilab_gen.protocol.endings import settle
 from minilab_gen.protocol.events import EndEvent, Event, RawEntry, decode_entry, entry_id
-from minilab_gen.protocol.jobs import JobView, settle, view
+from minilab_gen.protocol.jobs import JobView, view
 from minilab_gen.protocol.streams import check_unbroken
 
 _PAGE = 1000

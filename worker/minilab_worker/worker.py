@@ -25,8 +25,9 @@ from minilab_gen.errors import RedisUnavailableError, RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.connection import connect
+from minilab_gen.protocol.endings import has_expired
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import has_expired, request_of
+from minilab_gen.protocol.jobs import request_of
 from minilab_gen.protocol.streams import publish
 from minilab_gen.request import GenerationRequest
 from minilab_worker.engine_loop import REDIS_PATIENCE, EngineLoop
