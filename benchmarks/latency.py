@@ -6,17 +6,16 @@ of one machine read the same clock.
 
 from __future__ import annotations
 
-import multiprocessing
 import random
 import time
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Final
 
 import redis
+from companion import companion, received
 
 from minilab_gen.errors import MiniLabError
 from minilab_gen.measurement import Spread
@@ -51,14 +50,14 @@ def measure_idle(connection: redis.Redis, requests: list[GenerationRequest]) -> 
     first_tokens: list[float] = []
     printing: list[float] = []
     untyped: Any = connection
-    with _printing_tail() as tailing, untyped.monitor() as monitor:
+    with companion(_print_jobs) as tailing, untyped.monitor() as monitor:
         for request in requests:
             time.sleep(dice.uniform(*_PAUSE))
             job_id = enqueue(connection, request, Submission())
             returned = time.time()
             tailing.send(job_id)
             written = _times_of_entries(monitor, job_id)
-            printed: dict[int, float] = _received(tailing)
+            printed: dict[int, float] = received(tailing)
             first_tokens.append(written[1] - returned)
             printing += [moment - written[n] for n, moment in printed.items() if n > _TAIL_IS_THERE]
     return IdleLatency(Spread.of(first_tokens), Spread.of(printing))
@@ -73,32 +72,12 @@ def _times_of_entries(monitor: Any, job_id: str) -> dict[int, float]:
         words = seen["command"].split(" ", 4)
         if words[0].upper() != "XADD" or words[1] != key:
             continue
-        if words[3] == "end":
+        if words[3] == "end" and written:
             return written
+        if words[3] == "end":
+            raise MiniLabError(f"a job must give tokens, got {seen['command']}")
         written[int(words[2].partition("-")[0])] = seen["time"]
     raise MiniLabError(f"a job alone must end within {_SLOWEST:.0f} s, {job_id} has not")
-
-
-@contextmanager
-def _printing_tail() -> Iterator[Connection]:
-    """A process that prints the tokens of each job that it is sent, and sends back when it did."""
-    spawning = multiprocessing.get_context("spawn")
-    ours, theirs = spawning.Pipe()
-    process = spawning.Process(target=_print_jobs, args=(theirs,), name="tail", daemon=True)
-    process.start()
-    theirs.close()
-    try:
-        _received(ours)
-        yield ours
-    finally:
-        ours.close()
-        process.join()
-
-
-def _received(pipe: Connection) -> Any:
-    if not pipe.poll(_SLOWEST):
-        raise MiniLabError(f"the tail in another process must answer within {_SLOWEST:.0f} s")
-    return pipe.recv()
 
 
 def _print_jobs(pipe: Connection) -> None:

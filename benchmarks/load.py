@@ -1,36 +1,34 @@
 """Two kinds of load on a worker, and what each lets one see. It must not know how the worker was started.
 
 A backlog waits in the queue before the worker looks at it, and nobody reads the streams: so the service has the
-processors to itself, and its tokens are counted from Redis's own statistics. In a closed loop as many clients as the
-worker has places submit their next job when one has ended, and some follow their tokens: so the times are those
-that a client sees while it, too, needs the processors.
+processors to itself, and its tokens are counted from Redis's own statistics. In a closed loop there are as many
+clients as the worker has places, each submits its next job when one has ended, and some follow their tokens: so the
+times are those that a client sees while it, too, needs the processors.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import redis
+from follower import Follower
 from rq import Queue
 from service import QUEUE, WorkerProcess
 
 from minilab_gen.errors import MiniLabError
 from minilab_gen.measurement import TokenClock
-from minilab_gen.protocol import keys
-from minilab_gen.protocol.events import EndEvent, decode_entry, entry_id
 from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 _LOOK_EVERY: Final = 0.05
 """Seconds between two looks at the books, each of half a millisecond: one in a hundred of one core."""
+_ROOM_EVERY: Final = 0.002
+"""Seconds between two looks for an ended job, which the next one replaces."""
 _FOLLOWED: Final = 8
-"""Streams that are read at a time, of however many jobs: enough to time, few enough to leave the processors free."""
-_READ_MS: Final = 2
-"""What one read of the streams waits, so that ended jobs are soon replaced."""
+"""Streams that are followed at a time, about, of however many jobs: enough to time, few enough to cost little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,8 @@ class Books:
         return Look(time.perf_counter(), waiting, started, finished, entries - finished)  # each job's end is an entry
 
     def finished(self) -> int:
-        """Only the count of finished jobs, in one small command."""
+        """Only the count of finished jobs, in one small command. Raises MiniLabError where the worker is gone."""
+        self._worker.check_alive()
         return int(self._connection.zcard(self._registries[1]))
 
 
@@ -96,54 +95,23 @@ def run_backlog(
     return last.tokens - first.tokens, last.seconds - first.seconds
 
 
-class ClosedLoop:
-    """Clients that are ``at_once`` many: in one process, so that they cost little, and by what our clients use."""
-
-    def __init__(self, connection: redis.Redis, running: WorkerProcess, at_once: int) -> None:
-        self._connection, self._at_once = connection, at_once
-        self._books = Books(connection, running)
-        self._running = running
-        self._followed: dict[str, str] = {}  # stream: the last entry seen
-        self.clock = TokenClock()
-
-    def run(self, requests: Sequence[GenerationRequest]) -> TokenClock:
-        """Have every request answered; returns the times of the tokens that were followed."""
-        to_come, submitted = deque(requests), 0
-        before = self._books.look().finished
-        while True:
-            self._running.check_alive()
-            ended = self._books.finished() - before
-            if ended == len(requests) and not self._followed:
-                break
-            is_room = bool(to_come) and submitted - ended < self._at_once
-            if is_room:  # one between two reads: submitting takes a millisecond, in which tokens come
-                self._submit(to_come.popleft())
-                submitted += 1
-            self._read(block=None if is_room else _READ_MS)
-        self._books.look()
-        return self.clock
-
-    def _submit(self, request: GenerationRequest) -> None:
-        job_id = enqueue(self._connection, request, Submission())
-        if len(self._followed) < _FOLLOWED:
-            stream = keys.token_stream(job_id)
-            self.clock.ask(stream)
-            self._followed[stream] = entry_id(0)
-
-    def _read(self, block: int | None) -> None:
-        if not self._followed:
-            time.sleep((block or 0) / 1000)
-            return
-        positions: Any = self._followed
-        answer: Any = self._connection.xread(positions, block=block)
-        now = time.perf_counter()
-        for raw_stream, entries in answer or ():
-            for entry in entries:
-                self._take(raw_stream.decode(), decode_entry(entry), now)
-
-    def _take(self, stream: str, event: Any, now: float) -> None:
-        if isinstance(event, EndEvent):
-            del self._followed[stream]
-        else:
-            self._followed[stream] = entry_id(event.number)
-            self.clock.take(stream, now)
+def run_closed_loop(
+    connection: redis.Redis,
+    running: WorkerProcess,
+    requests: Sequence[GenerationRequest],
+    at_once: int,
+    follower: Follower,
+) -> TokenClock:
+    """Keep ``at_once`` jobs going until every request is answered; the times of the tokens that were followed."""
+    books = Books(connection, running)
+    before = books.look().finished
+    follow_every = max(1, at_once // _FOLLOWED)
+    for number, request in enumerate(requests):
+        while number - (books.finished() - before) >= at_once:
+            time.sleep(_ROOM_EVERY)
+        job_id = enqueue(connection, request, Submission())
+        if number % follow_every == 0:
+            follower.follow(job_id, time.perf_counter())
+    while books.look().finished - before < len(requests):
+        time.sleep(_LOOK_EVERY)
+    return follower.collect()

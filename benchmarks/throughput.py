@@ -18,8 +18,9 @@ from typing import Any, Final
 import click
 import redis
 import service
+from follower import Follower, follower
 from latency import IdleLatency, measure_idle
-from load import ClosedLoop, run_backlog
+from load import run_backlog, run_closed_loop
 
 from minilab_gen.bench import (
     REFERENCE_JOBS,
@@ -73,6 +74,7 @@ class Bench:
     """Where the loop and the engine run."""
     rounds: int
     connection: redis.Redis
+    follower: Follower
     progress: Progress
 
     def measure(self, at_once: int) -> Size:
@@ -113,7 +115,7 @@ class Bench:
         requests = draw_requests(jobs_for(size.at_once), self.model.config)
         tokens, seconds = run_backlog(self.connection, running, requests, size.at_once)
         followed = requests[: len(requests) // _CLOSED_LOOP_SHARE]
-        clock = ClosedLoop(self.connection, running, size.at_once).run(followed)
+        clock = run_closed_loop(self.connection, running, followed, size.at_once, self.follower)
         size.service.append(Pace(tokens, seconds, clock, running.peak_bytes))
 
     def _short_requests(self, count: int) -> list[GenerationRequest]:
@@ -137,8 +139,8 @@ def main(
     model = load_model(folder)
     progress = Progress(3 * rounds * len(at_once) + 1)
     try:
-        with service.private_redis() as connection, computing_thread(threads) as thread:
-            bench = Bench(model, folder, threads, thread, rounds, connection, progress)
+        with service.private_redis() as connection, follower() as reader, computing_thread(threads) as thread:
+            bench = Bench(model, folder, threads, thread, rounds, connection, reader, progress)
             sizes = [bench.measure(count) for count in sorted(at_once)]
             idle = bench.measure_idle(idle_jobs)
             server = service.server_version(connection)

@@ -101,7 +101,7 @@ def run_reference(model: MiniLabModel, requests: Iterable[GenerationRequest]) ->
     reset_peak_memory()
     start = time.perf_counter()
     for number, request in enumerate(requests):
-        clock.ask(str(number))
+        clock.ask(str(number), time.perf_counter())
         for _ in generate(model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids):
             clock.take(str(number), time.perf_counter())
     return Pace(clock.tokens, time.perf_counter() - start, clock, peak_memory())
@@ -119,7 +119,7 @@ def run_engine(model: MiniLabModel, requests: Iterable[GenerationRequest], at_on
     start = time.perf_counter()
     while to_come or engine.has_work:
         while to_come and engine.running + engine.waiting < at_once:
-            clock.ask(to_come[0].name)
+            clock.ask(to_come[0].name, time.perf_counter())
             engine.add(to_come.popleft())
         outcomes = engine.step()
         now = time.perf_counter()

@@ -13,7 +13,6 @@ import platform
 import resource
 import statistics
 import sys
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,11 +41,12 @@ class TokenClock:
     def tokens(self) -> int:
         return len(self.first_tokens) + len(self.gaps)
 
-    def ask(self, job: str) -> None:
-        self._asked[job] = time.perf_counter()
+    def ask(self, job: str, now: float) -> None:
+        """A job is asked for; ``now`` is on the clock of ``time.perf_counter``, here and below."""
+        self._asked[job] = now
 
     def take(self, job: str, now: float) -> None:
-        """A token of a job came at ``now``, on the clock of ``time.perf_counter``."""
+        """A token of it came."""
         if job in self._last:
             self.gaps.append(now - self._last[job])
         else:

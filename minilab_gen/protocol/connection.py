@@ -38,8 +38,8 @@ CONNECT_SECONDS = 5.0
 
 RETRIES = 3
 """Times that a command is sent again after its connection broke. This bridges a proxy's restart: about a second, or
-three in mid-command, where each repeat connects with repeats of its own. More would hide an outage from callers that have
-better to do than wait, and a repeat of a command whose answer was lost runs it twice: harmless for stream entries,
+three in mid-command, where each repeat connects with repeats of its own. More would hide an outage from callers that
+have better to do than wait, and a repeat of a command whose answer was lost runs it twice: harmless for stream entries,
 whose ids are explicit, not for everything. redis-py does ten."""
 
 FIRST_PAUSE_SECONDS = 0.1
