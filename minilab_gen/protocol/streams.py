@@ -6,7 +6,7 @@ Writes are safe to send again: an entry's id is its token's number, so Redis ref
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import redis
 
@@ -14,26 +14,48 @@ from minilab_gen.errors import StreamError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent, decode_entry, entry_id
 
-_REFUSED_REPEAT = "equal or smaller"
+REFUSED_REPEAT: Final = "equal or smaller"
 """Part of Redis's answer to an XADD whose id is not above the last one."""
+
+NOT_HELD: Final = "NOTHELD"
+"""How the answer begins to a terminal entry that a worker wants to write for a job that others have taken over."""
+
+END_SCRIPT: Final = """
+if KEYS[2] and not redis.call('ZSCORE', KEYS[2], ARGV[3]) then
+  return redis.error_reply('NOTHELD the job is in the hands of another worker')
+end
+local entry = redis.pcall('XADD', KEYS[1], ARGV[1], unpack(ARGV, 4))
+if type(entry) == 'table' and entry.err then return entry end
+redis.call('XADD', KEYS[1], '18446744073709551615-0', 'end', '')
+redis.call('XDEL', KEYS[1], '18446744073709551615-0')
+redis.call('EXPIRE', KEYS[1], ARGV[2])
+return entry
+"""
+"""Writes a terminal entry, sets the expiry and seals the stream: with the largest number used up, Redis refuses whatever
+a worker that stood still may want to write behind the end. KEYS: the stream; for a worker also the sorted set whose
+member ARGV[3] says that it holds the job. ARGV: entry id, seconds to live, that member, fields."""
 
 
 def publish(connection: redis.Redis, entries: Iterable[tuple[str, Event]], *, running_ttl: int) -> None:
     """Append events to the streams of their jobs in one round trip.
 
     A token brings ``running_ttl`` seconds of life with it, and the terminal entry sets the retention, in the same
-    transaction: a worker that dies between two commands leaves no stream that stays for ever.
+    transaction: a worker that dies between two commands leaves no stream that stays for ever. Nothing can follow an end.
     Raises StreamError for a stream that holds something else, and what redis-py raises.
     """
     with connection.pipeline(transaction=True) as pipeline:
         for job_id, event in entries:
-            key = keys.token_stream(job_id)
-            pipeline.xadd(key, event.to_fields(), id=entry_id(event.number))  # type: ignore[arg-type]
+            key, fields = keys.token_stream(job_id), event.to_fields()
+            if isinstance(event, EndEvent):
+                words = [part for pair in fields.items() for part in pair]
+                pipeline.eval(END_SCRIPT, 1, key, entry_id(event.number), str(keys.RETENTION), "", *words)
+                continue
+            pipeline.xadd(key, fields, id=entry_id(event.number))  # type: ignore[arg-type]
             # With each token: a stream that was lost in the middle begins again with a later one than the first.
-            pipeline.expire(key, keys.RETENTION if isinstance(event, EndEvent) else running_ttl)
+            pipeline.expire(key, running_ttl)
         answers = pipeline.execute(raise_on_error=False)
     for answer in answers:
-        if isinstance(answer, Exception) and _REFUSED_REPEAT not in str(answer):
+        if isinstance(answer, Exception) and REFUSED_REPEAT not in str(answer):
             raise answer
 
 
