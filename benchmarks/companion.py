@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
@@ -22,7 +23,7 @@ def companion(work: Callable[[Connection], None]) -> Iterator[Connection]:
     """
     spawning = multiprocessing.get_context("spawn")
     ours, theirs = spawning.Pipe()
-    process = spawning.Process(target=work, args=(theirs,), name=work.__name__, daemon=True)
+    process = spawning.Process(target=_beside, args=(work, theirs), name=work.__name__, daemon=True)
     process.start()
     theirs.close()
     try:
@@ -31,6 +32,11 @@ def companion(work: Callable[[Connection], None]) -> Iterator[Connection]:
     finally:
         ours.close()
         process.join()
+
+
+def _beside(work: Callable[[Connection], None], pipe: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the benchmark ends this one
+    work(pipe)
 
 
 def received(pipe: Connection) -> Any:

@@ -38,6 +38,7 @@ def private_redis() -> Iterator[redis.Redis]:
     """A connection to a server such as users get without naming one, with an empty data folder; ended at the end."""
     named = os.environ.pop("MINILAB_REDIS_URL", None)
     before = os.environ.get("MINILAB_HOME")
+    on_sigterm = signal.signal(signal.SIGTERM, _leave)
     with tempfile.TemporaryDirectory(prefix="minilab-bench-") as home:
         os.environ["MINILAB_HOME"] = home
         try:
@@ -46,10 +47,16 @@ def private_redis() -> Iterator[redis.Redis]:
                 yield connection
         finally:
             embedded.stop()
+            signal.signal(signal.SIGTERM, on_sigterm)
             for name, value in (("MINILAB_HOME", before), ("MINILAB_REDIS_URL", named)):
                 os.environ.pop(name, None)
                 if value is not None:
                     os.environ[name] = value
+
+
+def _leave(number: int, *_: object) -> None:
+    """Unwind, so that nothing is left running."""
+    sys.exit(128 + number)
 
 
 def server_version(connection: redis.Redis) -> str:
