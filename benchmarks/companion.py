@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import signal
 from collections.abc import Callable, Iterator
@@ -36,7 +37,8 @@ def companion(work: Callable[[Connection], None]) -> Iterator[Connection]:
 
 def _beside(work: Callable[[Connection], None], pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches every process; the benchmark ends this one
-    work(pipe)
+    with contextlib.suppress(BrokenPipeError):  # the benchmark left without waiting for the answer
+        work(pipe)
 
 
 def received(pipe: Connection) -> Any:

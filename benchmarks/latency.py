@@ -7,6 +7,7 @@ of one machine read the same clock.
 from __future__ import annotations
 
 import random
+import re
 import time
 from contextlib import closing
 from dataclasses import dataclass
@@ -58,6 +59,8 @@ def measure_idle(connection: redis.Redis, requests: list[GenerationRequest]) -> 
             tailing.send(job_id)
             written = _times_of_entries(monitor, job_id)
             printed: dict[int, float] = received(tailing)
+            if 1 not in written:
+                raise MiniLabError(f"a job must give tokens, {job_id} gave none")
             first_tokens.append(written[1] - returned)
             printing += [moment - written[n] for n, moment in printed.items() if n > _TAIL_IS_THERE]
     return IdleLatency(Spread.of(first_tokens), Spread.of(printing))
@@ -66,17 +69,15 @@ def measure_idle(connection: redis.Redis, requests: list[GenerationRequest]) -> 
 def _times_of_entries(monitor: Any, job_id: str) -> dict[int, float]:
     """The Unix time of each token's XADD, up to the job's end."""
     written: dict[int, float] = {}
-    key, give_up = keys.token_stream(job_id), time.monotonic() + _SLOWEST
+    entry = re.compile(rf"XADD {keys.token_stream(job_id)} (?:NOMKSTREAM )?(\d+)-0 (\w+)", re.IGNORECASE)
+    give_up = time.monotonic() + _SLOWEST
     while time.monotonic() < give_up:
         seen = monitor.next_command()
-        words = seen["command"].split(" ", 4)
-        if words[0].upper() != "XADD" or words[1] != key:
-            continue
-        if words[3] == "end" and written:
+        found = entry.match(seen["command"])
+        if found and found[2] == "end":
             return written
-        if words[3] == "end":
-            raise MiniLabError(f"a job must give tokens, got {seen['command']}")
-        written[int(words[2].partition("-")[0])] = seen["time"]
+        if found:
+            written[int(found[1])] = seen["time"]
     raise MiniLabError(f"a job alone must end within {_SLOWEST:.0f} s, {job_id} has not")
 
 
