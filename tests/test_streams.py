@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
@@ -157,8 +157,28 @@ def test_a_gap_is_named(connection: redis.Redis, lost: list[int], missing: str) 
         read_stream(connection, "x")
 
 
+def test_nothing_follows_an_end(connection: redis.Redis) -> None:
+    """A worker that stood still may wake with more tokens, or with another end."""
+    write(connection, TokenEvent(1, 5, "a"), EndEvent("cancelled", 1, 3))
+
+    write(connection, TokenEvent(3, 6, "b"), EndEvent("timeout", 3, 3, phase="running"))
+
+    assert read_stream(connection, "x") == [TokenEvent(1, 5, "a"), EndEvent("cancelled", 1, 3)]
+    assert connection.xlen(STREAM) == 2
+
+
+def test_an_end_that_comes_too_late_does_not_seal_the_stream(connection: redis.Redis) -> None:
+    write(connection, TokenEvent(1, 5, "a"), TokenEvent(2, 6, "b"))
+
+    write(connection, EndEvent("cancelled", 1, 3))
+    write(connection, TokenEvent(3, 7, "c"))
+
+    assert [event.number for event in read_stream(connection, "x")] == [1, 2, 3]
+
+
 def test_a_stream_that_goes_on_after_its_end_is_refused(connection: redis.Redis) -> None:
-    write(connection, TokenEvent(1, 5, "a"), EndEvent("cancelled", 1, 3), TokenEvent(3, 6, "b"))
+    for event in (TokenEvent(1, 5, "a"), EndEvent("cancelled", 1, 3), TokenEvent(3, 6, "b")):
+        connection.xadd(STREAM, cast(dict[Any, Any], event.to_fields()), id=f"{event.number}-0")
 
     with pytest.raises(StreamError, match="the stream goes on after its end at 2"):
         read_stream(connection, "x")

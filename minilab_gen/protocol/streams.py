@@ -31,16 +31,16 @@ redis.call('XDEL', KEYS[1], '18446744073709551615-0')
 redis.call('EXPIRE', KEYS[1], ARGV[2])
 return entry
 """
-"""Writes a terminal entry, sets the expiry and seals the stream: with the largest number used up, Redis refuses whatever
-a worker that stood still may want to write behind the end. KEYS: the stream; for a worker also the sorted set whose
-member ARGV[3] says that it holds the job. ARGV: entry id, seconds to live, that member, fields."""
+"""Writes a terminal entry, sets the expiry and seals the stream: with the largest number used up, Redis refuses what a
+worker that stood still may want to write behind the end. KEYS: the stream; for a worker also the sorted set in which it
+stands while it holds the job. ARGV: entry id, seconds to live, its member there, fields."""
 
 
 def publish(connection: redis.Redis, entries: Iterable[tuple[str, Event]], *, running_ttl: int) -> None:
     """Append events to the streams of their jobs in one round trip.
 
     A token brings ``running_ttl`` seconds of life with it, and the terminal entry sets the retention, in the same
-    transaction: a worker that dies between two commands leaves no stream that stays for ever. Nothing can follow an end.
+    transaction: a worker that dies between two commands leaves no stream that stays for ever. Nothing follows an end.
     Raises StreamError for a stream that holds something else, and what redis-py raises.
     """
     with connection.pipeline(transaction=True) as pipeline:
