@@ -8,23 +8,18 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from typing import Final, Protocol
+from typing import Protocol
 
 import redis
 import torch
 
 from minilab_gen.engine import Engine
 from minilab_gen.errors import RedisUnavailableError
-from minilab_gen.protocol.events import Event
+from minilab_worker.patience import Patience
 from minilab_worker.publisher import Publisher
 from minilab_worker.run import Run
 
 _log = logging.getLogger(__name__)
-
-REDIS_PATIENCE: Final = 60.0
-"""Seconds that Redis may be away before the worker gives up; until then runs keep their tokens."""
-
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 2.0  # seconds between attempts to reach Redis again
 
 
 class LoopObserver(Protocol):
@@ -34,12 +29,16 @@ class LoopObserver(Protocol):
         """Their ends are published."""
         ...
 
-    def on_dropped(self, runs: list[Run]) -> None:
-        """They are other workers' now, or were given back."""
+    def on_lost(self, runs: list[Run]) -> None:
+        """They are other workers' now."""
+        ...
+
+    def on_given_back(self, runs: list[Run]) -> None:
+        """They have not ended and are to be continued elsewhere."""
         ...
 
     def still_ours(self, runs: list[Run]) -> list[Run]:
-        """Those that no other worker has taken over."""
+        """Those that no other worker has taken over. Raises redis.RedisError."""
         ...
 
 
@@ -52,9 +51,7 @@ class EngineLoop:
         self._wake = threading.Condition()
         self._arrived: list[Run] = []
         self._stopped: list[str] = []
-        self._closing = False
-        self._giving_back = False
-        self._in_doubt = False
+        self._closing = self._giving_back = self._hurrying = self._in_doubt = False
         self._runs: dict[str, Run] = {}
         self._flagged: list[Run] = []
         self.failure: BaseException | None = None
@@ -69,7 +66,7 @@ class EngineLoop:
         return self._thread.is_alive()
 
     def add(self, run: Run) -> None:
-        """Let a run in at the next step."""
+        """Let a run in at the next step; one that has ended already is only published."""
         with self._wake:
             self._arrived.append(run)
             self._wake.notify()
@@ -81,7 +78,7 @@ class EngineLoop:
             self._wake.notify()
 
     def doubt(self) -> None:
-        """Ask before the next step which runs are still ours: the lease had run out."""
+        """Ask at the next step which runs are still ours."""
         with self._wake:
             self._in_doubt = True
             self._wake.notify()
@@ -92,15 +89,20 @@ class EngineLoop:
             self._closing = True
             self._wake.notify()
 
-    def give_back(self) -> None:
-        """End it now: publish what is chosen and drop the runs that have not ended."""
+    def give_back(self, *, hurry: bool = False) -> None:
+        """End it now: publish what is chosen, give the rest back. In a hurry an absent Redis is not waited for."""
         with self._wake:
             self._giving_back = True
+            self._hurrying = self._hurrying or hurry
             self._wake.notify()
 
     def wait(self, timeout: float) -> None:
         """Wait for the loop's end, for so many seconds."""
         self._thread.join(timeout)
+
+    @property
+    def _has_work(self) -> bool:
+        return bool(self._arrived or self._stopped or self._runs or self._engine.has_work)
 
     def _main(self) -> None:
         if self._threads:
@@ -108,7 +110,9 @@ class EngineLoop:
         try:
             while self._take_in():
                 self._step()
-        except BaseException as error:  # noqa: BLE001 - serve() raises it in the main thread
+        except RedisUnavailableError as error:  # serve() raises it in the main thread, which says so
+            self.failure = error
+        except BaseException as error:  # noqa: BLE001 - as above
             self.failure = error
             _log.critical("the engine loop ended: %s: %s", type(error).__name__, error)
         finally:
@@ -117,71 +121,102 @@ class EngineLoop:
     def _take_in(self) -> bool:
         """Let arrivals into the engine, waiting for one when there is nothing to do; False at the end."""
         with self._wake:
-            while not (self._arrived or self._stopped or self._runs or self._closing):
+            while not (self._has_work or self._closing):
                 self._engine.check_books()
                 self._in_doubt = False
                 self._wake.wait()
             arrived, self._arrived = self._arrived, []
             stopped, self._stopped = self._stopped, []
-            in_doubt, self._in_doubt = self._in_doubt, False
-            giving_back = self._giving_back
         for run in arrived:
-            self._runs[run.job_id] = run
-            self._engine.add(run.sequence)
+            self._admit(run)
         for job_id in stopped:
             self._engine.end(job_id, "cancelled")
-        if in_doubt:
-            self._drop_what_is_not_ours(self._running())
-        if giving_back:
+        if self._giving_back:
             self._give_back()
-        return bool(self._runs) or not self._closing
+        return self._has_work or not self._closing
+
+    def _admit(self, run: Run) -> None:
+        """Take a run in; if the engine still knows its job from before it was lost and claimed again, a step later."""
+        earlier = self._runs.get(run.job_id)
+        if earlier is not None:
+            self._drop([earlier])
+        if run.end is None and run.sequence is not None:
+            if self._engine.end(run.job_id, "cancelled"):  # it leaves at the next step
+                self._arrived.insert(0, run)
+                return
+            self._engine.add(run.sequence)
+        self._runs[run.job_id] = run
 
     def _step(self) -> None:
         """One step of the engine, while Redis takes in what the step before it chose."""
         outcomes = self._engine.step() if self._engine.has_work else []
-        events: list[tuple[Run, Event]] = []
         for outcome in outcomes:
             run = self._runs.get(outcome.sequence.name)
-            if run is not None and run.sequence is outcome.sequence:  # else it was dropped
-                events.append((run, run.take(outcome)))
+            if run is not None and run.sequence is outcome.sequence and run.end is None:  # else it was dropped
+                run.take(outcome)
         try:
-            self._publisher.collect()
-            self._let_ended_go()
-            self._publisher.send(events, self._running(), self._flagged)
+            self._take_answers()
+            self._publisher.send(self._runs.values(), self._running(), self._flagged)
         except redis.RedisError as error:
             self._reach_redis_again(error)
         for run in self._flagged:
-            self._engine.end(run.job_id, "cancelled")
+            if self._runs.get(run.job_id) is run:
+                self._engine.end(run.job_id, "cancelled")
         self._flagged.clear()
-        if self._publisher.refused:
-            self._drop_what_is_not_ours(self._publisher.take_refused())
 
-    def _drop_what_is_not_ours(self, runs: list[Run]) -> None:
-        """Stop work on jobs that another worker goes on with: this one stood still for longer than its lease."""
-        kept = {run.job_id for run in self._observer.still_ours(runs)}
-        lost = [run for run in runs if run.job_id not in kept]
-        self._drop(lost)
-        for run in lost:
-            _log.warning("%s: another worker has taken the job over, it is dropped here", run.job_id)
-
-    def _give_back(self) -> None:
-        """Publish what is chosen, and let everything go that has not ended."""
+    def _take_answers(self) -> None:
+        """What came of the events sent last; nothing is sent after a refused one before it is understood."""
         self._publisher.collect()
+        refused = [run for run in self._publisher.take_refused() if self._runs.get(run.job_id) is run]
+        if refused or self._in_doubt:
+            self._in_doubt = False
+            self._drop_what_is_not_ours()
+            for run in refused:
+                self._compare(run)
         self._let_ended_go()
-        self._drop(self._running())
+
+    def _compare(self, run: Run) -> None:
+        """Find out why Redis refused a run's entry."""
+        if self._runs.get(run.job_id) is run:
+            self._publisher.compare(run)
+            if run.end is not None:
+                self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
+
+    def _drop_what_is_not_ours(self) -> None:
+        """Stop work on jobs that another worker goes on with: this one stood still for longer than its lease."""
+        runs = list(self._runs.values())
+        kept = {run.job_id for run in self._observer.still_ours(runs)}
+        self._drop([run for run in runs if run.job_id not in kept])
 
     def _drop(self, runs: list[Run]) -> None:
         for run in runs:
+            _log.warning("%s: another worker has taken the job over, it is dropped here", run.job_id)
+            self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
+            del self._runs[run.job_id]
+        if runs:
+            self._observer.on_lost(runs)
+
+    def _give_back(self) -> None:
+        """Publish what is chosen, and let everything go that has not ended."""
+        try:
+            self._take_answers()
+        except redis.RedisError as error:
+            self._reach_redis_again(error)
+        unfinished = self._running()
+        with self._wake:
+            unfinished += self._arrived
+            self._arrived = []
+        for run in unfinished:
             self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
             self._runs.pop(run.job_id, None)
-        if runs:
-            self._observer.on_dropped(runs)
+        if unfinished:
+            self._observer.on_given_back(unfinished)
 
     def _running(self) -> list[Run]:
         return [run for run in self._runs.values() if run.end is None]
 
     def _let_ended_go(self) -> None:
-        ended = [run for run in self._runs.values() if run.end is not None and run.confirmed == run.end.number]
+        ended = [run for run in self._runs.values() if run.is_published]
         if ended:
             for run in ended:
                 del self._runs[run.job_id]
@@ -189,17 +224,14 @@ class EngineLoop:
 
     def _reach_redis_again(self, error: redis.RedisError) -> None:
         """Hold the tokens until Redis is back, then make every stream whole. Raises when it stays away too long."""
-        _log.warning("Redis is away, tokens are kept: %s", error)
-        give_up, pause = time.monotonic() + REDIS_PATIENCE, _FIRST_PAUSE
+        patience = Patience("tokens")
         while True:
+            time.sleep(patience.failed(error, hurry=self._hurrying))
             try:
+                self._drop_what_is_not_ours()
                 self._publisher.recover(self._runs.values())
             except redis.RedisError as again:
-                if time.monotonic() > give_up:
-                    raise RedisUnavailableError(f"Redis was away for {REDIS_PATIENCE:.0f} s: {again}") from again
-                time.sleep(pause)
-                pause = min(2 * pause, _LONGEST_PAUSE)
+                error = again
             else:
-                _log.warning("Redis is back, every stream is whole again")
-                self._drop_what_is_not_ours(self._running())
+                patience.succeeded()
                 return

@@ -16,14 +16,15 @@ from typing import Any, Final
 
 import redis
 
+from minilab_gen.errors import StreamError
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.events import EndEvent, Event, entry_number
+from minilab_gen.protocol.events import EndEvent, Event, decode_entry
+from minilab_gen.protocol.streams import END_SCRIPT, NOT_HELD, REFUSED_REPEAT, check_unbroken
 from minilab_worker.run import Run
 
-_REFUSED_REPEAT: Final = "equal or smaller"
-"""Part of Redis's answer to an entry that its stream already holds."""
-
 _OnAnswer = Callable[[Any], None]
+
+_REFUSALS: Final = (REFUSED_REPEAT, NOT_HELD)
 
 
 class Publisher:
@@ -34,67 +35,74 @@ class Publisher:
         self._wire: Any = None  # a redis-py Connection
         self._awaited: list[_OnAnswer] = []
         self._sent: list[tuple[Run, int]] = []
-        self.refused: list[Run] = []
-        """Runs whose entries the stream held already: another worker writes them too."""
+        self._refused: list[Run] = []
 
-    def take_refused(self) -> list[Run]:
-        """The refused runs, once each, to be looked at."""
-        refused, self.refused = list(dict.fromkeys(self.refused)), []
-        return refused
+    def send(self, runs: Iterable[Run], watched: Sequence[Run], flagged: list[Run]) -> None:
+        """Send what the runs have not sent yet, and ask for the cancel flags of ``watched``.
 
-    def send(self, events: Iterable[tuple[Run, Event]], watched: Sequence[Run], flagged: list[Run]) -> None:
-        """Send events, and ask for the cancel flags of ``watched``; those set are put into ``flagged`` by collect.
-
-        Raises redis.ConnectionError; then :meth:`recover` must follow.
+        Those whose flag is set are put into ``flagged`` by collect. Raises redis.RedisError; then :meth:`recover` must
+        follow.
         """
         assert not self._awaited, "the answers to one step must be collected before the next is sent"
         packed: list[bytes] = []
-        for run, event in events:
-            self._pack_event(packed, run, event)
-            self._sent.append((run, event.number))
+        for run in runs:
+            if run.sent < len(run.events):
+                for event in run.events[run.sent :]:
+                    self._pack_event(packed, run, event)
+                run.sent = len(run.events)
+                self._sent.append((run, run.sent))
         if watched:
             packed.append(_command("MGET", *(keys.cancel_flag(run.job_id) for run in watched)))
             self._awaited.append(lambda answer: flagged.extend(_set_ones(watched, answer)))
         if packed:
-            if self._wire is None:
-                self._wire = self._pool.get_connection()
-            self._wire.send_packed_command([b"".join(packed)])
+            self._connected().send_packed_command([b"".join(packed)])
 
     def collect(self) -> None:
-        """Read the answers to what was sent and note what is confirmed. Raises what Redis answers, unless a repeat."""
+        """Read the answers to what was sent and note what is confirmed. Raises what Redis answers, unless a refusal."""
         awaited, self._awaited = self._awaited, []
         for on_answer in awaited:
-            try:
-                on_answer(self._wire.read_response())
-            except redis.ResponseError as error:
-                on_answer(error)
+            on_answer(self._answer())
         for run, number in self._sent:
             run.confirmed = number
         self._sent = []
 
-    def recover(self, runs: Iterable[Run]) -> None:
-        """Start afresh on a new connection: look at each run's stream and send what it lacks. Raises redis.RedisError.
+    def take_refused(self) -> list[Run]:
+        """Runs some of whose events were refused, since others write the same stream; :meth:`compare` must follow."""
+        refused, self._refused = list(dict.fromkeys(self._refused)), []
+        return refused
 
-        A stream that has a hole, since Redis came back without its beginning, is written anew.
+    def compare(self, run: Run) -> None:
+        """Look at what a run's stream really holds and make the run go on from there.
+
+        A stream that has a hole, since Redis came back without its beginning, or alien entries is written anew.
         """
+        key = keys.token_stream(run.job_id)
+        (entries,) = self._ask([_command("XRANGE", key, "-", "+")])
+        try:
+            stream = _events_of(entries)
+        except StreamError:
+            (deleted,) = self._ask([_command("DEL", key)])
+            _expect(deleted)
+            stream = []
+        run.agree_with(stream)
+
+    def recover(self, runs: Iterable[Run]) -> None:
+        """On a new connection: look at each run's stream and send what it lacks. Raises redis.RedisError."""
         self.disconnect()
-        pending = [run for run in runs if run.events]
-        self._wire = self._pool.get_connection()
+        pending = list(runs)
         asked: list[bytes] = []
         for run in pending:
             key = keys.token_stream(run.job_id)
-            asked += [_command("XLEN", key), _command("XREVRANGE", key, "+", "-", "COUNT", "1")]
-        self._wire.send_packed_command([b"".join(asked)])
-        answers = [self._wire.read_response() for _ in asked]
-        lacking = []
-        for run, length, last in zip(pending, answers[::2], answers[1::2], strict=True):
-            run.confirmed = entry_number(last[0][0]) if last else 0
-            if length != run.confirmed:
-                self._wire.send_packed_command([_command("DEL", keys.token_stream(run.job_id))])
-                _expect(self._wire.read_response())
-                run.confirmed = 0
-            lacking += [(run, event) for event in run.events[run.confirmed :]]
-        self.send(lacking, (), [])
+            asked += [_command("MULTI"), _command("XLEN", key), _command("XREVRANGE", key, "+", "-", "COUNT", "1")]
+            asked.append(_command("EXEC"))
+        answers = self._ask(asked)[3::4]
+        for run, answer in zip(pending, answers, strict=True):
+            _expect(answer)
+            if not _is_beginning_of(run.events, *answer):
+                self.compare(run)
+            else:
+                run.confirmed = run.sent = answer[0]
+        self.send(pending, (), [])
         self.collect()
 
     def disconnect(self) -> None:
@@ -105,34 +113,84 @@ class Publisher:
             self._pool.release(self._wire)
             self._wire = None
 
-    def _pack_event(self, packed: list[bytes], run: Run, event: Event) -> None:
-        """An XADD; with the first entry and the last, an EXPIRE in the same transaction.
+    def _connected(self) -> Any:
+        if self._wire is None:
+            self._wire = self._pool.get_connection()
+        return self._wire
 
-        So a worker that dies between the two leaves no stream that stays for ever.
+    def _ask(self, commands: list[bytes]) -> list[Any]:
+        """The answers to commands, errors among them."""
+        assert not self._awaited, "the answers to one step must be collected before anything else is asked"
+        if not commands:
+            return []
+        self._connected().send_packed_command([b"".join(commands)])
+        return [self._answer() for _ in commands]
+
+    def _answer(self) -> Any:
+        try:
+            return self._connected().read_response()
+        except redis.ResponseError as error:
+            return error
+
+    def _pack_event(self, packed: list[bytes], run: Run, event: Event) -> None:
+        """One command for an event, or with a first token three, so that a stream never is without an expiry.
+
+        The terminal entry is refused unless this worker still holds the job.
         """
         fields = [part for pair in event.to_fields().items() for part in pair]
-        key = keys.token_stream(run.job_id)
-        add = _command("XADD", key, f"{event.number}-0", *fields)
-        seconds = keys.RETENTION if isinstance(event, EndEvent) else run.running_ttl if event.number == 1 else None
-        if seconds is None:
-            packed.append(add)
+        key, entry_id = keys.token_stream(run.job_id), f"{event.number}-0"
+        if isinstance(event, EndEvent):
+            registry, member = run.holder
+            words = ["EVAL", END_SCRIPT, "2", key, registry, entry_id, str(keys.RETENTION), member, *fields]
+            packed.append(_command(*words))
             self._awaited.append(partial(self._expect_entry, run))
-            return
-        packed += [_command("MULTI"), add, _command("EXPIRE", key, str(seconds)), _command("EXEC")]
-        self._awaited += [_expect, _expect, _expect, partial(self._expect_transaction, run)]
+        elif event.number == 1:
+            expire = _command("EXPIRE", key, str(run.running_ttl))
+            packed += [_command("MULTI"), _command("XADD", key, entry_id, *fields), expire, _command("EXEC")]
+            self._awaited += [_expect, _expect, _expect, partial(self._expect_first, run)]
+        else:  # a stream that is gone must not begin again in the middle
+            packed.append(_command("XADD", key, "NOMKSTREAM", entry_id, *fields))
+            self._awaited.append(partial(self._expect_entry, run))
 
     def _expect_entry(self, run: Run, answer: Any) -> None:
+        if answer is None:
+            raise redis.DataError(f"the stream of {run.job_id} is gone")
         if not isinstance(answer, Exception):
             return
-        if _REFUSED_REPEAT not in str(answer):
+        if not any(refusal in str(answer) for refusal in _REFUSALS):
             raise answer
-        self.refused.append(run)
+        self._refused.append(run)
 
-    def _expect_transaction(self, run: Run, answer: Any) -> None:
+    def _expect_first(self, run: Run, answer: Any) -> None:
         _expect(answer)
         entry, expiry = answer
         self._expect_entry(run, entry)
         _expect(expiry)
+
+
+def _is_beginning_of(events: list[Event], length: Any, last: Any) -> bool:
+    """Whether a stream of this length and last entry, as Redis answers, is that of the first of these events."""
+    if isinstance(length, Exception) or isinstance(last, Exception) or length > len(events):
+        return False
+    try:
+        return not length or events[length - 1] == decode_entry(_pair(last[0]))
+    except StreamError:
+        return False
+
+
+def _events_of(entries: Any) -> list[Event]:
+    """The events in XRANGE's answer. Raises StreamError where it is not a whole stream."""
+    if isinstance(entries, Exception):
+        raise StreamError(str(entries))
+    events = [decode_entry(_pair(entry)) for entry in entries]
+    check_unbroken(events, after=0)
+    return events
+
+
+def _pair(raw: Any) -> tuple[bytes, dict[bytes, bytes]]:
+    """An entry as redis-py gives it: its id and a mapping of its fields."""
+    entry_id, fields = raw
+    return entry_id, dict(zip(fields[::2], fields[1::2], strict=True))
 
 
 def _command(*words: str) -> bytes:

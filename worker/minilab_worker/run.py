@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
-
-from rq.executions import Execution
-from rq.job import Job
 
 from minilab_gen.engine import Chosen, Ended, Sequence
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
+from minilab_gen.protocol.events import EndEvent, EndReason, Event, TokenEvent
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.tokenizer import StreamDecoder, Tokenizer
+from minilab_worker.claims import Claim
 
 
 class Run:
@@ -21,32 +21,25 @@ class Run:
     The events are kept so that a stream can be made whole after a lost connection.
     """
 
-    def __init__(
-        self,
-        job: Job,
-        execution: Execution,
-        request: GenerationRequest,
-        published: list[TokenEvent],
-        tokenizer: Tokenizer,
-    ) -> None:
-        self.job, self.execution, self.request = job, execution, request
-        self.events: list[Event] = list(published)
-        self.confirmed = len(published)
-        """Events that are known to stand in the stream."""
-        self._decoder = tokenizer.decoder()
-        for token in published:
-            self._decoder.push(token.token_id)
-        asked = job.timeout or keys.DEFAULT_TIMEOUT
+    def __init__(self, claim: Claim, request: GenerationRequest | None, tokenizer: Tokenizer) -> None:
+        """``request`` is None where the job holds none that can run; then :meth:`end_at_once` must follow."""
+        self.job, self.execution = claim.job, claim.execution
+        self.job_id = str(claim.job.id)
+        self._tokenizer = tokenizer
+        self._prompt_tokens = len(request.prompt) if request else 0
+        self.events: list[Event] = list(claim.stream)
+        self.confirmed = self.sent = len(self.events)
+        """Events that stand in the stream for sure, and that are on their way there."""
+        self._decoder = _decoder_after(self._tokens, tokenizer)
+        asked = claim.job.timeout or keys.DEFAULT_TIMEOUT
         timeout = asked if 0 < asked <= keys.LONGEST_TIME else keys.LONGEST_TIME  # RQ's -1 is no limit
         self.running_ttl = timeout + keys.RETENTION
         """Seconds that the stream lives if nobody ends it."""
-        self.sequence = Sequence(
-            job.id, request, [token.token_id for token in published], deadline=time.monotonic() + timeout
-        )
-
-    @property
-    def job_id(self) -> str:
-        return str(self.job.id)
+        self.sequence: Sequence | None = None
+        """None where there is nothing to compute."""
+        if request is not None and self.end is None:
+            answered = [token.token_id for token in self._tokens]
+            self.sequence = Sequence(self.job_id, request, answered, deadline=time.monotonic() + timeout)
 
     @property
     def end(self) -> EndEvent | None:
@@ -54,30 +47,61 @@ class Run:
         last = self.events[-1] if self.events else None
         return last if isinstance(last, EndEvent) else None
 
-    def take(self, outcome: Chosen | Ended) -> Event:
-        """The event that an outcome of the engine makes."""
-        event = self._token(outcome) if isinstance(outcome, Chosen) else self._end(outcome)
-        self.events.append(event)
-        return event
+    @property
+    def is_published(self) -> bool:
+        """Whether its terminal entry stands in the stream."""
+        return self.end is not None and self.confirmed == len(self.events)
+
+    @property
+    def holder(self) -> tuple[str, str]:
+        """A sorted set in RQ's books and the member that it has while this worker holds the job."""
+        return str(self.job.execution_registry.key), str(self.execution.id)
+
+    def take(self, outcome: Chosen | Ended) -> None:
+        """Add the event that an outcome of the engine makes."""
+        if isinstance(outcome, Chosen):
+            text = self._decoder.push(outcome.token_id)
+            self.events.append(TokenEvent(outcome.number, outcome.token_id, text))
+            return
+        stop_id = outcome.sequence.ids[-1] if outcome.reason == "stop" else None
+        phase = "running" if outcome.reason == "timeout" else None
+        self.end_at_once(outcome.reason, stop_id=stop_id, error=outcome.error, phase=phase)
+
+    def end_at_once(self, reason: EndReason, **details: Any) -> None:
+        """Add the terminal entry, unless there is one."""
+        if self.end is None:
+            text = self._decoder.flush()
+            self.events.append(EndEvent(reason, len(self.events), self._prompt_tokens, text=text, **details))
+
+    def agree_with(self, stream: list[Event]) -> None:
+        """Make the run go on from what its stream holds, which others may have written, too.
+
+        They write the same tokens, but can be ahead, and can have ended the job; one end is all that it may have.
+        """
+        if stream and isinstance(stream[-1], EndEvent):
+            self.events = list(stream)
+        elif self.end is not None and len(stream) >= self.end.number:
+            self._decoder = _decoder_after(stream, self._tokenizer)
+            end = replace(self.end, tokens=len(stream), text=self._decoder.flush())
+            self.events = [*stream, end]
+        self.confirmed = self.sent = min(len(stream), len(self.events))
 
     def result(self) -> dict[str, Any]:
         """What RQ keeps as the return value of the job."""
         end = self.end
         assert end is not None, "a result is asked of a run that has ended"
-        tokens = [event for event in self.events if isinstance(event, TokenEvent)]
-        text = "".join(token.text for token in tokens) + end.text
-        return {"ids": [token.token_id for token in tokens]} | end.to_json() | {"text": text}
+        text = "".join(token.text for token in self._tokens) + end.text
+        return {"ids": [token.token_id for token in self._tokens]} | end.to_json() | {"text": text}
 
-    def _token(self, chosen: Chosen) -> TokenEvent:
-        return TokenEvent(chosen.number, chosen.token_id, self._decoder.push(chosen.token_id))
+    @property
+    def _tokens(self) -> list[TokenEvent]:
+        return [event for event in self.events if isinstance(event, TokenEvent)]
 
-    def _end(self, ended: Ended) -> EndEvent:
-        return EndEvent(
-            ended.reason,
-            tokens=ended.sequence.tokens,
-            prompt_tokens=len(self.request.prompt),
-            text=self._decoder.flush(),
-            stop_id=ended.sequence.ids[-1] if ended.reason == "stop" else None,
-            error=ended.error,
-            phase="running" if ended.reason == "timeout" else None,
-        )
+
+def _decoder_after(events: Iterable[Event], tokenizer: Tokenizer) -> StreamDecoder:
+    """A decoder that has seen these tokens."""
+    decoder = tokenizer.decoder()
+    for event in events:
+        if isinstance(event, TokenEvent):
+            decoder.push(event.token_id)
+    return decoder

@@ -13,15 +13,16 @@ from typing import Final
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import OUR_WORKERS
-from minilab_worker.ledger import Holding, Ledger
+from minilab_worker.holdings import Holding, Holdings
+from minilab_worker.ledger import Ledger
 
 _log = logging.getLogger(__name__)
 
 SWEEP_INTERVAL: Final = 1.0
 """Seconds between two looks at the books: what a takeover may come later than the end of a lease."""
 
-MOST_DEATHS: Final = 3
-"""Workers that may die over one job before it counts as their cause and is failed."""
+_ATTEMPTS: Final = 3
+"""Times that a job is given back if its record is being touched by others at that moment."""
 
 
 class Takeover:
@@ -29,6 +30,7 @@ class Takeover:
 
     def __init__(self, ledger: Ledger, lease: int) -> None:
         self._ledger, self._lease = ledger, lease
+        self._holdings = Holdings(ledger.connection, ledger.queues)
         self._first_seen: dict[Hashable, float] = {}
         self._next_sweep = 0.0
         self.taken = 0
@@ -45,30 +47,43 @@ class Takeover:
         self._sweep_unstarted(seen)
         self._first_seen = {what: since for what, since in self._first_seen.items() if what in seen}
 
+    def wait_a_lease(self) -> None:
+        """Leave everybody the time to renew his lease: Redis was away, and may have been for all."""
+        self._next_sweep = time.monotonic() + self._lease
+
+    def put_back(self, execution_ids: list[str]) -> None:
+        """Return these jobs of our own to the heads of their queues, so that the first is the first in line again."""
+        place = {execution_id: number for number, execution_id in enumerate(execution_ids)}
+        mine = [holding for holding in self._holdings.all() if holding.execution_id in place]
+        for holding in sorted(mine, key=lambda holding: place[holding.execution_id], reverse=True):
+            if not any(self._holdings.put_back(holding, if_dead=False) for _ in range(_ATTEMPTS)):
+                continue  # whoever looks for dead workers finds it
+            _log.info("%s: not finished, queued again", holding.job_id)
+
     def _sweep_started(self, seen: set[Hashable]) -> None:
-        holdings = self._ledger.holdings()
+        holdings = self._holdings.all()
         alive = self._alive({holding.worker for holding in holdings})
-        for holding in holdings:
+        for holding in reversed(holdings):  # so that the first of them gets to the head of the queue at last
             if holding.worker == self._ledger.name:
                 self._sweep_own(holding, seen)
-            elif self._is_abandoned(holding, alive) and self._ledger.put_back(holding, if_dead=True):
+            elif self._is_abandoned(holding, alive) and self._holdings.put_back(holding, if_dead=True):
                 self.taken += 1
-                _log.warning(
-                    "%s: its worker %s is gone, the job goes on", holding.job_id, holding.worker or "(unnamed)"
-                )
+                worker = holding.worker or "(unnamed)"
+                _log.warning("%s: its worker %s is gone, the job goes on", holding.job_id, worker)
 
     def _sweep_own(self, holding: Holding, seen: set[Hashable]) -> None:
-        """An execution of ours that we know nothing of: Redis came back older than our record of its end."""
+        """An execution of ours that we know nothing of: its start was not answered, or Redis forgot its end."""
         if holding.execution_id in self._ledger.executions:
             return
         seen.add(holding.execution_id)
-        if self._is_old(holding.execution_id, SWEEP_INTERVAL * 3):  # not one that is just being started or ended
-            self._ledger.put_back(holding, if_dead=False)
+        if self._is_old(holding.execution_id, SWEEP_INTERVAL * 3):  # not one that is just being ended
+            self._holdings.put_back(holding, if_dead=False)
+            _log.warning("%s: started and not known here, the job is queued again", holding.job_id)
 
     def _sweep_unstarted(self, seen: set[Hashable]) -> None:
-        for queue, job_id in self._ledger.between_queue_and_start():
+        for queue, job_id in self._holdings.unstarted():
             seen.add(job_id)
-            if self._is_old(job_id, self._lease) and self._ledger.put_back_unstarted(queue, job_id):
+            if self._is_old(job_id, self._lease) and self._holdings.put_back_unstarted(queue, job_id):
                 _log.warning("%s: claimed and never started, the job is queued again", job_id)
 
     def _alive(self, workers: set[str]) -> set[str]:
@@ -78,7 +93,7 @@ class Takeover:
 
     def _is_abandoned(self, holding: Holding, alive: set[str]) -> bool:
         """Ours die with their lease; an ordinary RQ worker is dead when RQ's heartbeat of the job has run out."""
-        if holding.worker.startswith(OUR_WORKERS):
+        if not holding.worker or holding.worker.startswith(OUR_WORKERS):
             return holding.worker not in alive
         return holding.overdue
 

@@ -1,0 +1,201 @@
+"""Claims waiting jobs and starts them in RQ's books, so that a crash at any point loses none.
+
+It must not know about models or threads. An id goes from its queue to RQ's intermediate queue in one command, and
+leaves that in the transaction that starts its job. Who stands still in between finds out by the watch on the job's
+record: whoever gives a job back, starts or ends it touches that.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Final
+
+import redis
+from rq.executions import Execution, ExecutionRegistry
+from rq.job import Job, JobStatus
+from rq.queue import Queue
+from rq.worker import BaseWorker, WorkerStatus
+
+from minilab_gen.errors import StreamError
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.endings import settle
+from minilab_gen.protocol.events import EndEvent, Event, decode_entry
+from minilab_gen.protocol.streams import check_unbroken, publish
+
+_log = logging.getLogger(__name__)
+
+HEARTBEAT_TTL: Final = keys.RETENTION
+"""Seconds that RQ believes in an execution without a heartbeat. RQ fails a job whose execution is older as soon as
+anybody looks at its registry, ``rq info`` for instance. Ours must outlive their workers until another one comes: a
+lease, where one is up, and a night, where none is. Who is dead is told by leases, so nothing waits for this."""
+
+_ENDED: Final = frozenset({JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELED, JobStatus.STOPPED})
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A job that is now started in RQ's books, with what its stream and its cancel flag said at that moment."""
+
+    job: Job
+    execution: Execution
+    stream: list[Event]
+    cancelled: bool
+    deaths: int
+    """Workers that died while they ran it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A claimed id and what stands in Redis about its job."""
+
+    queue: Queue
+    job_id: str
+    record: Any
+    """RQ's hash, or the error that reading it gave."""
+    is_ours: bool
+    """Whether it is still in the intermediate queue."""
+    is_held: bool
+    """Whether some worker runs it already: the same id was queued twice."""
+
+
+class Claims:
+    """Moves jobs from queues into the hands of one worker."""
+
+    def __init__(self, worker: BaseWorker, lease: int) -> None:
+        self._worker, self._lease = worker, lease
+        self._connection, self._queues, self._serializer = worker.connection, worker.queues, worker.serializer
+
+    def claim(self, limit: int, wait: float) -> list[Claim]:
+        """Start up to ``limit`` waiting jobs, high priority first; with none waiting, wait up to ``wait`` seconds."""
+        moved = self._move(limit) or self._wait_for_one(wait)
+        while moved:
+            try:
+                return self._start(moved)
+            except redis.WatchError:  # somebody else touched one of them: look again
+                continue
+        return []
+
+    def _move(self, limit: int) -> list[tuple[Queue, str]]:
+        moved: list[tuple[Queue, str]] = []
+        for queue in self._queues:
+            if len(moved) == limit:
+                break
+            with self._connection.pipeline(transaction=False) as pipeline:
+                for _ in range(limit - len(moved)):
+                    pipeline.lmove(queue.key, queue.intermediate_queue_key)
+                answers = pipeline.execute()
+            moved += [(queue, job_id.decode()) for job_id in answers if job_id is not None]
+        return moved
+
+    def _wait_for_one(self, wait: float) -> list[tuple[Queue, str]]:
+        """Block on the queue of normal priority; the others are looked at again after ``wait``."""
+        if wait <= 0:
+            return []
+        queue = self._queues[len(self._queues) // 2]
+        job_id: Any = self._connection.blmove(queue.key, queue.intermediate_queue_key, wait)  # type: ignore[arg-type]
+        return [(queue, job_id.decode())] if job_id is not None else []
+
+    def _start(self, moved: list[tuple[Queue, str]]) -> list[Claim]:
+        """Start those of the moved jobs that can be started. Raises redis.WatchError if one changed on the way."""
+        with self._connection.pipeline() as pipeline:
+            once = list({job_id: (queue, job_id) for queue, job_id in moved}.values())
+            pipeline.watch(*(Job.key_for(job_id) for _, job_id in once))  # what changes from here on is noticed
+            jobs = [startable for found in self._look_at(once) if (startable := self._startable(found)) is not None]
+            if not jobs:
+                return []
+            pipeline.multi()
+            # With the lease, or a worker that has just stood still would seem dead as it starts these.
+            pipeline.set(keys.worker_lease(self._worker.name), 1, ex=self._lease)
+            self._worker.set_state(WorkerStatus.BUSY, pipeline=pipeline)
+            executions = [self._start_in(pipeline, queue, job) for queue, job in jobs]
+            before = len(pipeline)
+            for _, job in jobs:
+                pipeline.xrange(keys.token_stream(job.id))
+                pipeline.exists(keys.cancel_flag(job.id))
+                pipeline.get(keys.deaths(job.id))
+            answers = pipeline.execute(raise_on_error=False)[before:]
+        claims = []
+        for (_, job), execution, *answer in zip(jobs, executions, *(answers[k::3] for k in range(3)), strict=True):
+            entries, flagged, deaths = answer
+            claims.append(Claim(job, execution, self._stream_in(job, entries), bool(flagged), int(deaths or 0)))
+        return claims
+
+    def _start_in(self, pipeline: Any, queue: Queue, job: Job) -> Execution:
+        execution = Execution.create(job, HEARTBEAT_TTL, pipeline=pipeline, worker_name=self._worker.name)
+        job.prepare_for_execution(self._worker.name, pipeline=pipeline)
+        pipeline.hset(job.key, "origin", queue.name)
+        pipeline.persist(job.key)
+        pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
+        return execution
+
+    def _look_at(self, moved: list[tuple[Queue, str]]) -> list[_Found]:
+        with self._connection.pipeline(transaction=False) as pipeline:
+            for queue, job_id in moved:
+                pipeline.hgetall(Job.key_for(job_id))
+                pipeline.lpos(queue.intermediate_queue_key, job_id)
+                pipeline.zrange(ExecutionRegistry(job_id, self._connection).key, 0, -1)
+            answers = pipeline.execute(raise_on_error=False)
+        return [
+            _Found(queue, job_id, record, place is not None, self._is_held(queue, job_id, executions))
+            for (queue, job_id), record, place, executions in zip(
+                moved, *(answers[k::3] for k in range(3)), strict=True
+            )
+        ]
+
+    def _is_held(self, queue: Queue, job_id: str, executions: list[bytes]) -> bool:
+        registry = queue.started_job_registry.key
+        members = [f"{job_id}:{execution.decode()}" for execution in executions]
+        return any(self._connection.zscore(registry, member) is not None for member in members)
+
+    def _startable(self, found: _Found) -> tuple[Queue, Job] | None:
+        """The job, if it is to be started; what else was found is put in order here."""
+        if not found.is_ours:
+            return None  # others gave it back to its queue while we stood still
+        try:
+            job = self._read(found)
+        except Exception as error:  # noqa: BLE001 - RQ raises whatever a damaged record makes it raise
+            _log.warning("%s: the job's record cannot be read: %r", found.job_id, error)
+            self._end_unread(found)
+            return None
+        if job is None or found.is_held or job.get_status(refresh=False) in _ENDED:
+            _log.info("%s: nothing to start, it has expired, ended or is running", found.job_id)
+            if job is not None and not found.is_held:
+                settle(self._connection, found.job_id)
+            found.queue.intermediate_queue.remove(found.job_id)
+            return None
+        return found.queue, job
+
+    def _read(self, found: _Found) -> Job | None:
+        if isinstance(found.record, Exception):
+            raise found.record
+        if not found.record:
+            return None
+        job = Job(found.job_id, connection=self._connection, serializer=self._serializer)
+        job.restore(found.record)
+        job.origin = found.queue.name  # where it was found, or its registries would be another queue's
+        return job
+
+    def _end_unread(self, found: _Found) -> None:
+        end = EndEvent("error", 0, 0, error="the job's record cannot be read")
+        publish(self._connection, [(found.job_id, end)], running_ttl=keys.RETENTION)
+        self._connection.expire(Job.key_for(found.job_id), keys.RETENTION)
+        found.queue.intermediate_queue.remove(found.job_id)
+
+    def _stream_in(self, job: Job, entries: Any) -> list[Event]:
+        """The events of a job's stream; one that is not whole is removed, since its tokens can be computed again."""
+        try:
+            return _events_in(entries)
+        except StreamError as error:
+            _log.warning("%s: the stream begins anew: %s", job.id, error)
+            self._connection.delete(keys.token_stream(job.id))
+            return []
+
+
+def _events_in(entries: Any) -> list[Event]:
+    """The events in XRANGE's answer. Raises StreamError where it is not a whole stream of ours."""
+    if isinstance(entries, Exception):
+        raise StreamError(str(entries))
+    events = [decode_entry(entry) for entry in entries]
+    check_unbroken(events, after=0)
+    return events
