@@ -85,6 +85,8 @@ def attend_one_sequence(queries: Tensor, keys_values: Tensor, bias: Tensor) -> T
     """
     tokens, n_head, _ = queries.shape
     n_kv_head = keys_values.shape[0]
+    if n_kv_head == 1 and n_head % QUERY_TILE == 0:  # nothing to gather
+        return mix(queries, keys_values.expand(tokens, -1, -1), bias).flatten(1)
     grouped = group_queries(queries, n_kv_head)
     heads = [
         mix(grouped[:, head], keys_values[head].expand(tokens, -1, -1), bias)  # no copy: every token sees the same keys
@@ -101,6 +103,8 @@ def attend_many_sequences(queries: Tensor, keys_values: Tensor, bias: Tensor) ->
     """
     sequences, n_head, _ = queries.shape
     n_kv_head, length = keys_values.shape[1], keys_values.shape[2]
+    if n_kv_head == 1 and n_head % QUERY_TILE == 0:  # nothing to gather
+        return mix(queries, keys_values[:, 0], bias).flatten(1)
     grouped = group_queries(queries, n_kv_head).flatten(0, 1)
     if n_kv_head > 1:
         bias = bias.expand(-1, n_kv_head, -1).reshape(-1, 1, length)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from minilab_gen.attention import AttentionMemory, TrainingAttention
 from minilab_gen.kv_cache import KVCache
-from minilab_gen.linear import Linear, packing_is_available
+from minilab_gen.linear import DirectModule, Linear, packing_is_available
 
 __all__ = ["KVCache", "MiniLabModel", "ModelConfig", "load"]
 
@@ -55,7 +55,7 @@ class ModelConfig:
         return self.d_model // self.n_head
 
 
-class RMSNorm(nn.Module):
+class RMSNorm(DirectModule):
     """``x / rms(x) * weight`` over the last dimension."""
 
     def __init__(self, size: int, eps: float) -> None:
@@ -99,10 +99,10 @@ class Rotary(nn.Module):
     def turn(self, heads: Tensor, angle: tuple[Tensor, Tensor]) -> Tensor:
         """Heads (tokens, n, head_dim) turned by their angle."""
         cosine, sine = angle
-        return torch.addcmul(torch.roll(heads, self._half, -1) * sine, heads, cosine)
+        return torch.roll(heads, self._half, -1).mul_(sine).addcmul_(heads, cosine)
 
 
-class Block(nn.Module):
+class Block(DirectModule):
     """One layer: attention, then the feed-forward part, each normed before and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, dropout: float) -> None:
@@ -161,6 +161,7 @@ class MiniLabModel(nn.Module):
         packed = packing_is_available() and self.device.type == "cpu" if packed is None else packed
         self.eval().requires_grad_(False)
         for module in self.modules():
+            vars(module).update(module._modules)  # found at once, where nn.Module would search for them at every use
             if isinstance(module, Linear):
                 module.freeze(packed=packed)
             elif isinstance(module, RMSNorm):
