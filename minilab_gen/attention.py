@@ -122,10 +122,12 @@ class TrainingAttention:
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         head_dim = queries.shape[-1]
         keys, values = keys_values[..., :head_dim], keys_values[..., head_dim:]
-        mixed = F.scaled_dot_product_attention(
-            *(self._by_head(x) for x in (queries, keys, values)), is_causal=True, enable_gqa=True
-        )  # (batch, n_head, length, head_dim)
-        return mixed.transpose(1, 2).flatten(0, 1).flatten(1)
+        q, k, v = (self._by_head(x) for x in (queries, keys, values))
+        mixed: Tensor = F.scaled_dot_product_attention(
+            by_head[0], by_head[1], by_head[2], is_causal=True, enable_gqa=True
+        )
+        return mixed.transpose(1, 2).flatten(0, 1).flatten(1)  # from (batch, n_head, length, head_dim)
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.unflatten(0, (self._batch, self._length)).transpose(1, 2)
+        by_head: Tensor = x.unflatten(0, (self._batch, self._length)).transpose(1, 2)
+        return by_head

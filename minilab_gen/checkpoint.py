@@ -95,9 +95,7 @@ def read_model(folder: Path) -> MiniLabModel:
         raise CheckpointError(f"{file} cannot be read: {error}") from error
     model = MiniLabModel(config)
     for name, weight in model.named_parameters():
-        weight.data = _stored_weight(file, stored, _stored_names(name), weight.shape)
-    if config.tied_embeddings:
-        model.head.weight = model.embedding.weight
+        weight.data = _stored_weight(file, stored, _stored_names(name), weight.shape)  # tied ones are one parameter
     return model
 
 

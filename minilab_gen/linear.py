@@ -81,11 +81,13 @@ class Linear(DirectModule):
 
     def times(self, x: Tensor, other: Tensor) -> Tensor:
         """The product multiplied by ``other``, elementwise, (rows, out_features)."""
-        return self(x) * other if self._packed is None else self(x).mul_(other)
+        product = self.forward(x)
+        return product * other if self._packed is None else product.mul_(other)
 
     def plus(self, x: Tensor, other: Tensor) -> Tensor:
         """The product added to ``other``, (rows, out_features)."""
-        return self(x) + other if self._packed is None else self(x).add_(other)
+        product = self.forward(x)
+        return product + other if self._packed is None else product.add_(other)
 
     def _padded(self, x: Tensor) -> Tensor:
         rows = x.shape[0]

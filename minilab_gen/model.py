@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -102,7 +103,7 @@ class Rotary(nn.Module):
         return torch.roll(heads, self._half, -1).mul_(sine).addcmul_(heads, cosine)
 
 
-class Block(DirectModule):
+class Block(nn.Module):
     """One layer: attention, then the feed-forward part, each normed before and added to the residual stream."""
 
     def __init__(self, config: ModelConfig, dropout: float) -> None:
@@ -147,7 +148,7 @@ class MiniLabModel(nn.Module):
         self.head = Linear(config.d_model, config.vocab_size)
         nn.init.normal_(self.embedding.weight, std=0.02)
         if config.tied_embeddings:
-            self.head.weight = self.embedding.weight
+            self.head.weight = cast(nn.Parameter, self.embedding.weight)
         for name, weight in self.named_parameters():
             if name.endswith(("output.weight", "down.weight")):
                 nn.init.normal_(weight, std=0.02 * (2 * config.n_layer) ** -0.5)
@@ -161,7 +162,7 @@ class MiniLabModel(nn.Module):
         packed = packing_is_available() and self.device.type == "cpu" if packed is None else packed
         self.eval().requires_grad_(False)
         for module in self.modules():
-            vars(module).update(module._modules)  # found at once, where nn.Module would search for them at every use
+            vars(module).update(module.named_children())  # nn.Module would search for them at every use
             if isinstance(module, Linear):
                 module.freeze(packed=packed)
             elif isinstance(module, RMSNorm):

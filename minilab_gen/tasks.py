@@ -72,7 +72,7 @@ class _Run:
         return {"ids": self._ids, "text": self._text} | end.to_json() | {"text": self._text}
 
     def _generate(self) -> tuple[EndReason, int | None]:
-        from minilab_gen.engine import Chosen, Ended, Engine, Sequence
+        from minilab_gen.engine import Chosen, Engine, Sequence
 
         request = GenerationRequest.from_payload(self._payload)
         self._prompt_tokens = len(request.prompt)
@@ -92,9 +92,9 @@ class _Run:
                 if isinstance(outcome, Chosen):
                     event = TokenEvent(outcome.number, outcome.token_id, self._take(outcome.token_id))
                     publish(self._connection, [(self._job.id, event)], running_ttl=self._running_ttl)
-                elif isinstance(outcome, Ended) and outcome.reason == "error":
+                elif outcome.reason == "error":
                     raise MiniLabError(outcome.error or "the engine gave no reason")
-                elif isinstance(outcome, Ended):
+                else:
                     return outcome.reason, self._ids[-1] if outcome.reason == "stop" else None
         raise AssertionError("a sequence must leave the engine with a reason")
 

@@ -91,7 +91,7 @@ def overdue(connection: redis.Redis, job_id: str) -> None:
     submit(connection, job_id, ttl=1)
     job = fetch(connection, job_id)
     job.meta[EXPIRES_AT] = 0.0
-    job.save_meta()  # type: ignore[no-untyped-call]
+    job.save_meta()
 
 
 def run(
@@ -106,6 +106,6 @@ def run(
 
 def announce_worker(connection: redis.Redis, name: str = "minilab-test", *, alive: bool = True) -> None:
     """A worker of ours in RQ's records, with its lease or without."""
-    Worker([keys.queue_name(keys.DEFAULT_MODEL)], name=name, connection=connection).register_birth()  # type: ignore[no-untyped-call]
+    Worker([keys.queue_name(keys.DEFAULT_MODEL)], name=name, connection=connection).register_birth()
     if alive:
         connection.set(keys.worker_lease(name), 1, ex=TTL)

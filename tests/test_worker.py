@@ -420,7 +420,7 @@ def test_no_key_of_ours_is_without_an_expiry(server: redis.Redis, start_worker: 
     endings.cancel(server, running)
     wait_until(lambda: worker.done == 2)
 
-    ours: list[bytes] = list(server.keys("minilab:*"))
+    ours = list(server.keys("minilab:*"))
 
     assert ours
     assert [key for key in ours if server.ttl(key) <= 0] == []
