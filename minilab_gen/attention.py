@@ -123,9 +123,7 @@ class TrainingAttention:
         head_dim = queries.shape[-1]
         keys, values = keys_values[..., :head_dim], keys_values[..., head_dim:]
         q, k, v = (self._by_head(x) for x in (queries, keys, values))
-        mixed: Tensor = F.scaled_dot_product_attention(
-            by_head[0], by_head[1], by_head[2], is_causal=True, enable_gqa=True
-        )
+        mixed: Tensor = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return mixed.transpose(1, 2).flatten(0, 1).flatten(1)  # from (batch, n_head, length, head_dim)
 
     def _by_head(self, x: Tensor) -> Tensor:
