@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import signal
 import sys
 from pathlib import Path
 
 import click
+import redis
 
 from minilab_gen.errors import CheckpointError, MiniLabError, RedisUnavailableError, RequestError
 from minilab_gen.protocol import keys
@@ -64,6 +66,8 @@ def program(
     )
     for name_of_rq in ("rq", "rq.worker"):  # the second has a level of its own
         logging.getLogger(name_of_rq).setLevel(logging.INFO if verbose else logging.WARNING)
+    # Before there is anything to finish. Process 1 of a container gets no SIGTERM for which it has not asked.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     from minilab_worker.serving import load_served_model  # torch, which `minilab-worker redis` can do without
     from minilab_worker.worker import Worker, WorkerSettings
 
@@ -93,6 +97,9 @@ def main() -> None:
         click.echo(f"error: {error}", err=True)
         known = {RedisUnavailableError: _NO_REDIS, RequestError: _BAD_USAGE, CheckpointError: _BAD_USAGE}
         sys.exit(known.get(type(error), _FAILED))
+    except redis.RedisError as error:
+        click.echo(f"error: Redis failed as the worker started: {error}", err=True)
+        sys.exit(_NO_REDIS)
 
 
 if __name__ == "__main__":

@@ -38,8 +38,8 @@ _log = logging.getLogger(__name__)
 IDLE_WAIT: Final = 0.05
 """Seconds of one wait for a job: a job of high or low priority is seen that late by an idle worker."""
 
-_PLACE_WAIT: Final = 0.5
-"""Seconds of one wait for a free place: well below a third of a lease."""
+_PLACE_WAIT: Final = 0.1
+"""Seconds of one wait for a free place: how late a full worker sees that it is to stop."""
 
 _SHORT_PAUSE: Final = 0.05
 """Seconds between two looks at what still runs while the worker leaves."""
