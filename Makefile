@@ -13,9 +13,12 @@ PYTHON ?= $(shell for python in python3.11 python3; do \
 # What `make test` hands to pytest, for instance ARGS="-k stream".
 ARGS ?=
 
+# How many runs `make chaos` makes, half a minute each.
+SEEDS ?= 20
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench check format lint types contracts setup
+.PHONY: help demo test bench chaos check format lint types contracts setup
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,6 +35,9 @@ bench: $(VENV)/.worker  ## measure exactness, speed and where the time goes; pee
 	@$(BIN)/python benchmarks/throughput.py --rounds 3
 	@$(BIN)/python benchmarks/overhead.py
 	@test ! -d "$$HOME/.cache/minilab-peers" || $(BIN)/python benchmarks/peers.py --rounds 2
+
+chaos: $(VENV)/.dev  ## kill, pause and cut off everything around a service under load (SEEDS=20)
+	@PYTHONPATH=tests $(BIN)/python -m chaos --seeds $(SEEDS)
 
 check: format lint types contracts test  ## everything that must hold before a commit: format, lint, types, contracts, tests
 

@@ -11,8 +11,10 @@ import fakeredis
 import pytest
 import redis
 import torch
+from chaos.checkpoint import write_slow_checkpoint
 from minilab_worker.serving import ServedModel, load_served_model
 from minilab_worker.worker import Worker, WorkerSettings
+from own_service import OwnService, own_service_of
 
 from minilab_gen.checkpoint import write_checkpoint
 from minilab_gen.model import MiniLabModel, ModelConfig
@@ -87,3 +89,16 @@ def start_worker(server: redis.Redis, served: ServedModel) -> Iterator[Callable[
             return worker
 
         yield start
+
+
+@pytest.fixture(scope="session")
+def slow_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint whose jobs last long enough for a test to act in the middle of one."""
+    return write_slow_checkpoint(tmp_path_factory.mktemp("slow"))
+
+
+@pytest.fixture
+def own_service(slow_checkpoint: Path) -> Iterator[OwnService]:
+    """A Redis that may be killed, and no worker yet."""
+    with own_service_of(slow_checkpoint) as service:
+        yield service

@@ -1,0 +1,56 @@
+"""The model that chaos runs serve: small enough to start in a second, deep enough that a job lasts one.
+
+It must not know who serves it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import torch
+from small_models import threads
+
+from minilab_gen.checkpoint import write_checkpoint
+from minilab_gen.generate import generate
+from minilab_gen.model import MiniLabModel, ModelConfig, load
+from minilab_gen.request import GenerationRequest
+from minilab_gen.tokenizer import get_tokenizer
+
+CONTEXT = 128
+VOCABULARY = 2048
+
+_CONFIG = ModelConfig(
+    vocab_size=VOCABULARY,
+    context_length=CONTEXT,
+    n_layer=24,  # a step of eight jobs then takes some 8 ms of one core, an answer of 100 tokens most of a second
+    n_head=8,
+    n_kv_head=1,
+    d_model=64,
+    d_hidden=64,
+    tied_embeddings=False,  # random tied ones repeat their last token for ever
+)
+
+
+def write_slow_checkpoint(folder: Path) -> Path:
+    """A checkpoint folder with random weights, wide enough that its answers vary."""
+    model = MiniLabModel(_CONFIG)
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.dim() > 1:
+                weight.normal_(std=2 * weight.shape[1] ** -0.5, generator=generator)
+    write_checkpoint(folder, model, get_tokenizer())
+    return folder
+
+
+def references(checkpoint: Path, requests: Iterable[GenerationRequest]) -> dict[GenerationRequest, list[int]]:
+    """What ``generate`` answers to each request alone."""
+    model = load(checkpoint)
+    with threads(1):  # more than one only get into each other's way with matrices this small
+        return {request: _answer(model, request) for request in requests}
+
+
+def _answer(model: MiniLabModel, request: GenerationRequest) -> list[int]:
+    steps = generate(model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids)
+    return [step.token_id for step in steps]

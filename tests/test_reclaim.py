@@ -1,0 +1,291 @@
+"""What a worker makes of strange books and lost answers, in this process: no job is lost, run twice or ended twice."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import redis
+from chaos.proxy import Proxy
+from minilab_worker.holdings import Holding, Holdings
+from minilab_worker.serving import ServedModel
+from minilab_worker.worker import Worker, WorkerSettings
+from rq import Queue
+from rq.job import Job
+from rq.serializers import JSONSerializer
+from waiting import wait_until
+
+from minilab_gen.generate import generate
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.endings import cancel
+from minilab_gen.protocol.events import EndEvent, TokenEvent
+from minilab_gen.protocol.jobs import Submission, enqueue, fetch
+from minilab_gen.protocol.streams import publish, published_tokens, stream_length
+from minilab_gen.request import GenerationRequest
+
+JOB = GenerationRequest((5, 6), max_new_tokens=60)
+LEASE = 3
+StartWorker = Callable[..., Worker]
+
+
+@pytest.fixture
+def start(server: redis.Redis, served: ServedModel) -> Iterator[StartWorker]:
+    """Start workers in threads, each step of theirs a few milliseconds long; all are stopped at the end."""
+    with ExitStack() as stack:
+
+        def start(url: str | None = None) -> Worker:
+            queues = tuple(keys.queue_names(keys.DEFAULT_MODEL))
+            worker = Worker(WorkerSettings(queues, 4, redis_url=url, lease=LEASE), served)
+            slow_down(worker)
+            thread = threading.Thread(target=worker.serve)
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(worker.stop)
+            return worker
+
+        yield start
+
+
+def slow_down(worker: Worker) -> None:
+    engine = worker._loop._engine
+    step = engine.step
+
+    def slow_step() -> Any:
+        threading.Event().wait(0.005)
+        return step()
+
+    engine.step = slow_step  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def proxy(server: redis.Redis, server_url: str) -> Iterator[Proxy]:
+    """A way to the server on which answers get lost."""
+    with TemporaryDirectory(prefix="ml-") as folder:
+        socket = Path(server_url.removeprefix("unix://").partition("?")[0])
+        with Proxy(Path(folder, "s"), socket, random.Random(1)) as proxy:
+            yield proxy
+
+
+def queue_of(connection: redis.Redis) -> Queue:
+    return Queue(keys.queue_name(keys.DEFAULT_MODEL), connection=connection, serializer=JSONSerializer)
+
+
+def status(connection: redis.Redis, job_id: str) -> str:
+    return str(fetch(connection, job_id).get_status().value)
+
+
+def results(connection: redis.Redis, job_id: str) -> int:
+    return len(Job.fetch(job_id, connection, serializer=JSONSerializer).results())
+
+
+def only_holding(connection: redis.Redis) -> Holding:
+    (holding,) = Holdings(connection, [queue_of(connection)]).all()
+    return holding
+
+
+def assert_answered_once(connection: redis.Redis, served: ServedModel, job_id: str) -> None:
+    wait_until(lambda: status(connection, job_id) == "finished")
+    tokens, end = published_tokens(connection, job_id)
+    assert [token.token_id for token in tokens] == [step.token_id for step in generate(served.model, JOB.prompt, 60)]
+    assert end is not None
+    assert end.succeeded
+    assert results(connection, job_id) == 1
+    wait_until(lambda: not connection.keys("rq:execution*"))
+    queue = queue_of(connection)
+    assert not connection.exists(queue.key, queue.intermediate_queue_key, queue.started_job_registry.key)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"LMOVE\r\n$21\r\nrq:queue:minilab.base\r\n", b"LREM", b"NOMKSTREAM", b"EVAL", b"successful_job_count"],
+    ids=["claim", "start", "token", "end", "record"],
+)
+def test_an_answer_that_gets_lost_changes_nothing(
+    server: redis.Redis, served: ServedModel, start: StartWorker, proxy: Proxy, words: bytes
+) -> None:
+    job_id = enqueue(server, JOB, Submission())
+    proxy.lose_the_answer_to(words)
+
+    worker = start(proxy.url)
+
+    assert_answered_once(server, served, job_id)
+    assert proxy.is_sprung
+    wait_until(lambda: worker.done >= 1)
+    counted = server.hget(f"rq:worker:{worker.name}", "successful_job_count")
+    assert counted == b"1"
+
+
+def test_a_lost_answer_to_the_record_of_a_failure_does_not_record_it_twice(
+    server: redis.Redis, start: StartWorker, proxy: Proxy
+) -> None:
+    start(proxy.url)
+    proxy.lose_the_answer_to(b"failed_job_count")
+
+    job_id = queue_of(server).enqueue_call(keys.TASK, args=({"prompt": []},)).id
+
+    wait_until(lambda: status(server, job_id) == "failed")
+    wait_until(lambda: not server.keys("rq:execution*"))
+    assert proxy.is_sprung
+    assert results(server, job_id) == 1
+
+
+def test_an_id_that_is_queued_twice_runs_once(server: redis.Redis, served: ServedModel, start: StartWorker) -> None:
+    job_id = enqueue(server, JOB, Submission())
+    server.rpush(queue_of(server).key, job_id)
+
+    start()
+
+    wait_until(lambda: not server.exists(queue_of(server).key))
+    wait_until(lambda: not server.exists(queue_of(server).intermediate_queue_key))
+    assert_answered_once(server, served, job_id)
+
+
+def test_an_id_that_is_queued_again_while_it_runs_runs_once(
+    server: redis.Redis, served: ServedModel, start: StartWorker
+) -> None:
+    start()
+    job_id = enqueue(server, JOB, Submission())
+    wait_until(lambda: stream_length(server, job_id)[0] > 5)
+
+    server.rpush(queue_of(server).key, job_id)
+
+    assert_answered_once(server, served, job_id)
+
+
+def test_a_worker_that_claims_its_own_lost_job_again_goes_on(
+    server: redis.Redis, served: ServedModel, start: StartWorker
+) -> None:
+    """Another worker found it dead and had no free place itself."""
+    start()
+    job_id = enqueue(server, JOB, Submission())
+    wait_until(lambda: stream_length(server, job_id)[0] > 5)
+
+    assert Holdings(server, [queue_of(server)]).put_back(only_holding(server), if_dead=False)
+
+    assert_answered_once(server, served, job_id)
+
+
+def test_an_idle_worker_outlives_the_loss_of_its_last_job(
+    server: redis.Redis, served: ServedModel, start: StartWorker
+) -> None:
+    worker = start()
+    job_id = enqueue(server, JOB, Submission())
+    wait_until(lambda: stream_length(server, job_id)[0] > 5)
+    holding = only_holding(server)
+    assert Holdings(server, [queue_of(server)]).put_back(holding, if_dead=False)
+    server.lrem(queue_of(server).key, 1, job_id)  # as if another worker had claimed it
+    worker._loop.doubt()
+
+    wait_until(lambda: not worker._loop._runs)
+    other = enqueue(server, JOB, Submission())
+
+    wait_until(lambda: status(server, other) == "finished")
+    assert worker._loop.failure is None
+
+
+def test_a_worker_that_lost_a_job_cannot_end_it(server: redis.Redis, start: StartWorker) -> None:
+    """It stood still, and wakes with a cancel, or with a job whose time ran out meanwhile."""
+    worker = start()
+    job_id = enqueue(server, JOB, Submission())
+    wait_until(lambda: stream_length(server, job_id)[0] > 5)
+    holding = only_holding(server)
+    server.zrem(f"rq:executions:{job_id}", holding.execution_id)  # the part of a takeover that counts
+
+    worker._loop.stop_job(job_id)
+    wait_until(lambda: not worker._loop._runs)
+
+    assert stream_length(server, job_id)[1] is None
+    assert worker._loop.failure is None
+
+
+def test_a_cancel_is_written_behind_the_tokens_that_another_worker_added(
+    server: redis.Redis, start: StartWorker
+) -> None:
+    """Two workers write one stream while one of them does not know yet that it has lost the job."""
+    worker = start()
+    job_id = enqueue(server, JOB, Submission())
+    wait_until(lambda: stream_length(server, job_id)[0] > 5)
+    ahead = stream_length(server, job_id)[0] + 5
+    tokens = [step.token_id for step in generate(worker._served.model, JOB.prompt, ahead)]
+    publish(server, [(job_id, TokenEvent(n, tokens[n - 1], "")) for n in range(1, ahead + 1)], running_ttl=60)
+
+    cancel(server, job_id)
+
+    wait_until(lambda: status(server, job_id) == "canceled")
+    seen, end = published_tokens(server, job_id)
+    assert [token.token_id for token in seen] == tokens[: len(seen)]
+    assert end == EndEvent("cancelled", len(seen), 2)
+    assert len(seen) >= ahead
+
+
+def test_an_end_that_another_wrote_is_adopted(server: redis.Redis, start: StartWorker) -> None:
+    worker = start()
+    job_id = enqueue(server, JOB, Submission())
+    wait_until(lambda: stream_length(server, job_id)[0] > 5)
+    tokens = [step.token_id for step in generate(worker._served.model, JOB.prompt, 60)]
+    number = stream_length(server, job_id)[0] + 5
+    ahead = [(job_id, TokenEvent(n, tokens[n - 1], "")) for n in range(1, number + 1)]
+    publish(server, [*ahead, (job_id, EndEvent("cancelled", number, 2))], running_ttl=60)
+
+    wait_until(lambda: worker.done == 1)
+
+    assert published_tokens(server, job_id)[1] == EndEvent("cancelled", number, 2)
+    assert status(server, job_id) == "canceled"
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda connection, key: connection.xadd(key, {"hello": "world"}, id="7-3"),
+        lambda connection, key: connection.xadd(key, {"id": "1", "text": ""}, id="9-0"),
+        lambda connection, key: connection.set(key, "no stream"),
+    ],
+    ids=["alien entry", "gap", "no stream"],
+)
+def test_a_stream_that_is_not_whole_is_written_anew(
+    server: redis.Redis, served: ServedModel, start: StartWorker, spoil: Callable[[redis.Redis, str], object]
+) -> None:
+    job_id = enqueue(server, JOB, Submission())
+    spoil(server, keys.token_stream(job_id))
+
+    start()
+
+    assert_answered_once(server, served, job_id)
+
+
+def test_a_record_that_cannot_be_read_fails_its_job_alone(
+    server: redis.Redis, served: ServedModel, start: StartWorker
+) -> None:
+    broken, good = enqueue(server, JOB, Submission()), enqueue(server, JOB, Submission())
+    server.hset(f"rq:job:{broken}", "created_at", "yesterday")
+
+    start()
+
+    assert_answered_once(server, served, good)
+    _, end = published_tokens(server, broken)
+    assert end is not None
+    assert end.error == "the job's record cannot be read"
+    assert server.ttl(f"rq:job:{broken}") > 0
+
+
+def test_a_job_that_rq_cancelled_on_its_way_to_the_worker_is_not_started(
+    server: redis.Redis, start: StartWorker
+) -> None:
+    job_id = enqueue(server, JOB, Submission())
+    queue = queue_of(server)
+    server.lmove(queue.key, queue.intermediate_queue_key)
+    fetch(server, job_id).cancel()
+    server.lmove(queue.intermediate_queue_key, queue.key)
+
+    start()
+
+    wait_until(lambda: stream_length(server, job_id)[1] is not None)
+    assert stream_length(server, job_id)[1] == EndEvent("cancelled", 0, 2)
+    assert status(server, job_id) == "canceled"
+    assert fetch(server, job_id).started_at is None
