@@ -1,0 +1,173 @@
+"""What many waiting jobs cost: time to submit and claim, memory in Redis. ``python benchmarks/queue_size.py``
+
+It must not know a model: jobs are claimed and ended by a worker's ledger alone, and their tokens are made up.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import click
+import redis
+from minilab_worker.claims import Claim
+from minilab_worker.ledger import Closing, Ledger
+from service import QUEUE, private_redis, server_version
+
+from minilab_gen.bench import json_option
+from minilab_gen.measurement import Progress, Spread, table, write_json
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.connection import connect
+from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
+from minilab_gen.protocol.jobs import Submission, enqueue, let_go, view
+from minilab_gen.protocol.streams import publish
+from minilab_gen.request import GenerationRequest
+
+PROMPT_TOKENS: Final = 32
+ANSWER_TOKENS: Final = 100
+"""Of each job; the shipped model's context holds 128."""
+
+CLAIMS: Final = 300
+"""Claims timed at each length of the queue: one takes about a millisecond, and the slow hundredth is to be seen."""
+
+FINISHED_JOBS: Final = 1000
+"""Jobs run to their end to see what stays of one: enough to drown what the server holds for itself."""
+
+_LEASE: Final = 600
+"""Seconds: the ledger must not seem dead while it does not beat."""
+
+_WORDS: Final = (" the", " of", " Fogg", ",", " a", "ing", " steam", "er", " eighty", ".")
+"""Texts of tokens, of the lengths that the shipped tokenizer's have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """What was measured while a number of jobs waited."""
+
+    queued: int
+    submits_per_second: float | None
+    """While the queue grew to this length from the one before; None where it did not grow."""
+    bytes_per_job: int | None
+    """Memory that the server took for each job by which the queue grew."""
+    claim: Spread
+    status: Spread
+    """What ``minilab-client status`` asks about the last job in the queue; its place is counted."""
+
+    def cells(self) -> list[str]:
+        rate = "-" if self.submits_per_second is None else f"{self.submits_per_second:,.0f}"
+        memory = "-" if self.bytes_per_job is None else f"{self.bytes_per_job:,}"
+        return [f"{self.queued:,}", rate, memory, str(self.claim), str(self.status)]
+
+
+HEAD: Final = ("jobs that wait", "submits/s", "bytes a job", "claim ms", "status ms")
+
+
+def used_bytes(connection: redis.Redis) -> int:
+    """Memory that the server holds for data and clients."""
+    memory: dict[str, Any] = connection.info("memory")
+    return int(memory["used_memory"])
+
+
+def submit(connection: redis.Redis) -> str:
+    prompt = tuple(range(100, 100 + PROMPT_TOKENS))
+    return enqueue(connection, GenerationRequest(prompt, ANSWER_TOKENS), Submission())
+
+
+@contextmanager
+def ledger_on(queue: str) -> Iterator[Ledger]:
+    """A worker's books without a worker."""
+    with closing(connect()) as connection:
+        ledger = Ledger(connection, [queue], _LEASE)
+        ledger.open()
+        try:
+            yield ledger
+        finally:
+            ledger.close()
+
+
+def finish(connection: redis.Redis, ledger: Ledger, claim: Claim) -> None:
+    """What a worker writes for a whole answer: the stream, then RQ's books."""
+    tokens = [TokenEvent(n, 100 + n, _WORDS[n % len(_WORDS)]) for n in range(1, ANSWER_TOKENS + 1)]
+    end = EndEvent("length", ANSWER_TOKENS, PROMPT_TOKENS)
+    written: list[Event] = [*tokens, end]
+    publish(connection, [(claim.job.id, event) for event in written], running_ttl=keys.RETENTION)
+    text = "".join(token.text for token in tokens)
+    result = {"ids": [token.token_id for token in tokens]} | end.to_json() | {"text": text}
+    ledger.record([Closing(claim.job, claim.execution, result)])
+
+
+def claim_one(ledger: Ledger) -> Claim:
+    (claim,) = ledger.claim(1, 0)
+    return claim
+
+
+def bytes_of_finished(connection: redis.Redis, ledger: Ledger, count: int) -> int:
+    """Memory that stays for a day of each finished job."""
+    before = used_bytes(connection)
+    for _ in range(count):
+        submit(connection)
+        finish(connection, ledger, claim_one(ledger))
+    return round((used_bytes(connection) - before) / count)
+
+
+def timed(action: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def measure_depth(connection: redis.Redis, ledger: Ledger, waiting: int, queued: int) -> Depth:
+    """Let the queue grow from ``waiting`` to ``queued`` jobs, then claim and look at its two ends."""
+    grown, before = queued - waiting, used_bytes(connection)
+    seconds = sum(timed(lambda: submit(connection)) for _ in range(grown))
+    memory = round((used_bytes(connection) - before) / grown) if grown else None
+    claims, looks = [], []
+    for _ in range(CLAIMS):
+        last = submit(connection)  # in the place of the one that is claimed, so that the length stays
+        looks.append(timed(lambda last=last: view(connection, last)))  # type: ignore[misc]
+        start = time.perf_counter()
+        claim = claim_one(ledger)
+        claims.append(time.perf_counter() - start)
+        ledger.record([Closing(claim.job, claim.execution, failure="measured")])
+    rate = round(grown / seconds, 1) if grown else None
+    return Depth(queued, rate, memory, Spread.of(claims), Spread.of(looks))
+
+
+@click.command()
+@click.option("--jobs", type=click.IntRange(min=1), default=100_000, show_default=True, help="Length of the queue.")
+@json_option
+def main(jobs: int, json_file: Path | None) -> None:
+    """Measure what waiting and finished jobs cost, on a Redis of the program's own, without a model.
+
+    Example: python benchmarks/queue_size.py --jobs 10000
+    """
+    steps = [0, *(step for step in (1_000, 10_000, 100_000) if step < jobs), jobs]
+    progress = Progress(len(steps) + 1)
+    depths: list[Depth] = []
+    with private_redis() as connection, ledger_on(QUEUE) as ledger:
+        server = server_version(connection)
+        progress.say(f"{FINISHED_JOBS} jobs run to their end")
+        finished = bytes_of_finished(connection, ledger, FINISHED_JOBS)
+        waiting = 0
+        for step in steps:
+            progress.say(f"{step} jobs wait")
+            depths.append(measure_depth(connection, ledger, waiting, step))
+            waiting = step
+        let_go(connection)
+    progress.clear()
+    click.echo(table(HEAD, [depth.cells() for depth in depths]))
+    click.echo(f"\nclaim and status: median / 99th percentile of {CLAIMS}, alone on {server}")
+    click.echo(f"a finished job of {PROMPT_TOKENS} + {ANSWER_TOKENS} tokens: {finished:,} bytes for a day")
+    machine = {"cores": os.cpu_count(), "system": platform.system(), "python": platform.python_version()}
+    rows = [asdict(depth) for depth in depths]
+    write_json(json_file, {"server": server, "machine": machine, "finished_job_bytes": finished, "depths": rows})
+
+
+if __name__ == "__main__":
+    main()
