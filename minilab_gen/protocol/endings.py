@@ -55,21 +55,22 @@ def settle(connection: redis.Redis, job_id: str) -> None:
         raise UnknownJobError(f"unknown or expired job: {job_id} has finished, and its tokens are gone")
     elif state == "cancelled":
         _settle_cancelled(connection, job)
-    elif state == "failed" and not _is_held(job):
+    elif state == "failed" and not _is_held(connection, job):
         close_stream(connection, job, "error", error=failure_of(job))
 
 
 def _settle_cancelled(connection: redis.Redis, job: Job) -> None:
     """RQ's own cancel only changes the books: the worker that has the job must be told, and then writes the end."""
-    if _is_held(job):
+    if _is_held(connection, job):
         connection.set(keys.cancel_flag(job.id), 1, ex=keys.RETENTION)
     else:
         close_stream(connection, job, "cancelled")
 
 
-def _is_held(job: Job) -> bool:
+def _is_held(connection: redis.Redis, job: Job) -> bool:
     """Whether a worker is at it, whatever its status says: an end written now would be followed by tokens."""
-    return bool(job.execution_registry.get_execution_ids())
+    # Not by RQ's method, which also tidies the registry: a client has no business to write there.
+    return bool(connection.zcount(job.execution_registry.key, time.time(), "+inf"))
 
 
 def has_expired(job: Job) -> bool:
