@@ -16,7 +16,7 @@ from minilab_gen.protocol.cards import read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
 from minilab_gen.protocol.jobs import JobState, Submission
 from minilab_gen.protocol.keys import Priority
-from minilab_gen.request import DEFAULT_MAX_NEW_TOKENS, GenerationRequest, SamplingSettings
+from minilab_gen.request import DEFAULT_MAX_NEW_TOKENS, GenerationRequest, SamplingSettings, check_text
 from minilab_gen.tokenizer import Tokenizer
 
 
@@ -78,6 +78,7 @@ def _ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
         text.encode()
     except UnicodeEncodeError as error:
         raise RequestError(f"prompt must be text of whole characters, got {error.reason} at {error.start}") from error
+    check_text(text)
     ids = tokenizer.encode(text)
     if not ids:
         raise RequestError("prompt must hold at least 1 token, got an empty text")

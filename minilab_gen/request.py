@@ -6,8 +6,10 @@ The same rules hold in Python, on the command line, in Redis and in the engine, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass, fields
+from itertools import islice
+from reprlib import Repr
 from typing import Any
 
 from minilab_gen.errors import RequestError
@@ -18,7 +20,18 @@ MAX_SEED = 2**32 - 1
 MAX_STOP_IDS = 16
 """Stop ids of one request: more than any chat template needs, few enough to test at every token."""
 
+MAX_PROMPT_IDS = 131_072
+"""Ids of one prompt: the longest context that models of our kind are trained for. A model's own context is often far
+less, but is known only once its card is read; this bounds what is looked at before."""
+
+MAX_PROMPT_CHARACTERS = 1_000_000
+"""Characters of one prompt: nearly eight for each id, where English has four. A tokenizer takes two seconds for them;
+ten times as many took 18 s and 1.7 GB."""
+
 DEFAULT_MAX_NEW_TOKENS = 64
+
+MAX_NEW_TOKENS = 2**63 - 1
+"""As good as no bound, since the context ends every answer; it keeps numbers to what JSON and Redis can carry."""
 
 SMALLEST_TEMPERATURE = 1.2e-38
 """Just above the smallest normal float32: a logit gap divided by less overflows, so below it sampling is greedy."""
@@ -27,34 +40,59 @@ LARGEST_TEMPERATURE = 3.4e38
 """Just below the largest float32: dividing by infinity would lose which logits are minus infinity."""
 
 
-def _ids(name: str, ids: object) -> tuple[int, ...]:
+_NAMED_FIELDS = 8
+"""Unknown fields that a refusal names: as many as a request has known ones."""
+
+_QUOTED = Repr()
+_QUOTED.maxstring = _QUOTED.maxlong = _QUOTED.maxother = 80
+"""Characters of a value that a refusal quotes: a line on a terminal, and no megabyte in a stream's last entry."""
+
+
+def _shown(value: object) -> str:
+    """A value as a refusal quotes it: short, whatever it is."""
+    try:
+        return _QUOTED.repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return f"an immense {type(value).__name__}"
+
+
+def check_text(text: str) -> None:
+    """Raise RequestError for a text that is too long to be taken apart into tokens."""
+    if len(text) > MAX_PROMPT_CHARACTERS:
+        raise RequestError(f"prompt must be at most {MAX_PROMPT_CHARACTERS} characters long, got {len(text)}")
+
+
+def _ids(name: str, ids: object, *, at_most: int) -> tuple[int, ...]:
     if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
         raise RequestError(f"{name} must be a list of ids, got {type(ids).__name__}")
-    kept = tuple(ids)
+    kept = tuple(islice(ids, at_most + 1))  # what is no list may have no end
+    if len(kept) > at_most:
+        came = len(ids) if isinstance(ids, Sized) else "more"
+        raise RequestError(f"{name} must hold at most {at_most} ids, got {came}")
     for place, token in enumerate(kept):
         if type(token) is not int or token < 0:
-            raise RequestError(f"{name} must hold integers of at least 0, got {token!r} at position {place}")
+            raise RequestError(f"{name} must hold integers of at least 0, got {_shown(token)} at position {place}")
     return kept
 
 
 def _integer(name: str, value: object, *, at_least: int, at_most: int | None = None) -> None:
     if type(value) is not int:  # a bool is an int to isinstance
-        raise RequestError(f"{name} must be an integer, got {value!r}")
+        raise RequestError(f"{name} must be an integer, got {_shown(value)}")
     if value < at_least:
-        raise RequestError(f"{name} must be at least {at_least}, got {value}")
+        raise RequestError(f"{name} must be at least {at_least}, got {_shown(value)}")
     if at_most is not None and value > at_most:
-        raise RequestError(f"{name} must be at most {at_most}, got {value}")
+        raise RequestError(f"{name} must be at most {at_most}, got {_shown(value)}")
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"{name} must be a number, got {value!r}")
+        raise RequestError(f"{name} must be a number, got {_shown(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise RequestError(f"{name} must be a finite number, got {value}")
+        raise RequestError(f"{name} must be a finite number, got {_shown(value)}")
     return number
 
 
@@ -114,13 +152,11 @@ class GenerationRequest:
     stop_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "prompt", _ids("prompt", self.prompt))
-        object.__setattr__(self, "stop_ids", _ids("stop_ids", self.stop_ids))
+        object.__setattr__(self, "prompt", _ids("prompt", self.prompt, at_most=MAX_PROMPT_IDS))
+        object.__setattr__(self, "stop_ids", _ids("stop_ids", self.stop_ids, at_most=MAX_STOP_IDS))
         if not self.prompt:
             raise RequestError("prompt must hold at least 1 id, got none")
-        if len(self.stop_ids) > MAX_STOP_IDS:
-            raise RequestError(f"stop_ids must hold at most {MAX_STOP_IDS} ids, got {len(self.stop_ids)}")
-        _integer("max_new_tokens", self.max_new_tokens, at_least=1)
+        _integer("max_new_tokens", self.max_new_tokens, at_least=1, at_most=MAX_NEW_TOKENS)
         if not isinstance(self.settings, SamplingSettings):
             raise RequestError(f"settings must be SamplingSettings, got {type(self.settings).__name__}")
 
@@ -129,7 +165,9 @@ class GenerationRequest:
         check_prompt(self.prompt, limits)
         for place, token in enumerate(self.stop_ids):
             if token >= limits.vocab_size:
-                raise RequestError(f"stop_ids must be below {limits.vocab_size}, got {token} at position {place}")
+                raise RequestError(
+                    f"stop_ids must be below {limits.vocab_size}, got {_shown(token)} at position {place}"
+                )
 
     def longest_answer(self, context_length: int) -> int:
         """The most tokens that can follow: what was asked or what the context leaves."""
@@ -155,7 +193,7 @@ class GenerationRequest:
         sampling = {field.name for field in fields(SamplingSettings)}
         unknown = set(payload) - sampling - {"prompt", "max_new_tokens", "stop_ids"}
         if unknown:
-            raise RequestError(f"a request has no field {', '.join(sorted(map(repr, unknown)))}")
+            raise RequestError(f"a request has no field {', '.join(sorted(map(_shown, unknown))[:_NAMED_FIELDS])}")
         if "prompt" not in payload:
             raise RequestError("a request must have a prompt, got none")
         settings = SamplingSettings(**{name: payload[name] for name in sampling if name in payload})
@@ -170,4 +208,6 @@ def check_prompt(prompt: Sequence[int], limits: ModelLimits) -> None:
         raise RequestError(f"prompt must hold 1 to {longest} ids, got {len(prompt)}")
     for place, token in enumerate(prompt):
         if not 0 <= token < limits.vocab_size:
-            raise RequestError(f"prompt ids must be 0 to {limits.vocab_size - 1}, got {token} at position {place}")
+            raise RequestError(
+                f"prompt ids must be 0 to {limits.vocab_size - 1}, got {_shown(token)} at position {place}"
+            )

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import secrets
 import time
+import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -29,6 +31,10 @@ EXPIRES_AT: Final = "expires_at"
 
 _SUBMISSION: Final = "submission"
 """Field of a job's meta: a random name of the call that submitted it."""
+
+MAX_PAYLOAD_BYTES: Final = 2_000_000
+"""Bytes of a job's record, and of its arguments once they are inflated: twelve for each id of the longest prompt, and
+room for the rest. JSON of 100 MB, which may be 100 kB in Redis, took a worker 5 s and 1.7 GB to read and refuse."""
 
 JobState = Literal["queued", "started", "finished", "failed", "cancelled"]
 
@@ -145,10 +151,33 @@ def let_go(connection: redis.Redis) -> None:
 
 def fetch(connection: redis.Redis, job_id: str) -> Job:
     """RQ's record of a job. Raises UnknownJobError where there is none or it has expired."""
+    job = Job(keys.check_job_id(job_id), connection=connection, serializer=JSONSerializer)
+    record: Any = connection.hgetall(job.key)
+    check_record(record)
     try:
-        return Job.fetch(keys.check_job_id(job_id), connection=connection, serializer=JSONSerializer)
+        job.restore(record)
     except NoSuchJobError:
         raise UnknownJobError(f"unknown or expired job: {job_id}") from None
+    return job
+
+
+def check_record(record: Mapping[bytes, bytes]) -> None:
+    """Raise RequestError for RQ's record of a job that is larger than any of ours, before RQ inflates or reads it."""
+    for size in (sum(map(len, record.values())), *(_inflated(record.get(name, b"")) for name in _INFLATED)):
+        if size > MAX_PAYLOAD_BYTES:
+            raise RequestError(f"a job's record must be at most {MAX_PAYLOAD_BYTES} bytes, inflated or not, got more")
+
+
+_INFLATED: Final = (b"data", b"exc_info")
+"""Fields of a record that RQ inflates when it restores a job."""
+
+
+def _inflated(field: bytes) -> int:
+    """Bytes to which RQ would inflate a field; of more than allowed, only that it is more."""
+    try:
+        return len(zlib.decompressobj().decompress(field, MAX_PAYLOAD_BYTES + 1))
+    except zlib.error:  # RQ takes it as it is
+        return 0
 
 
 def state_of(job: Job) -> JobState:
@@ -163,6 +192,8 @@ def request_of(job: Job) -> GenerationRequest:
     """The request in a job. Raises RequestError for anything that is not one of ours; nothing is run or unpickled."""
     args: object
     kwargs: object
+    if len(job.data) > MAX_PAYLOAD_BYTES:
+        raise RequestError(f"a job's data must be at most {MAX_PAYLOAD_BYTES} bytes, got {len(job.data)}")
     try:
         function, args, kwargs = job.func_name, job.args, job.kwargs
     except DeserializationError as error:
