@@ -43,17 +43,20 @@ LARGEST_TEMPERATURE = 3.4e38
 _NAMED_FIELDS = 8
 """Unknown fields that a refusal names: as many as a request has known ones."""
 
-_QUOTED = Repr()
-_QUOTED.maxstring = _QUOTED.maxlong = _QUOTED.maxother = 80
+_LONGEST_QUOTE = 80
 """Characters of a value that a refusal quotes: a line on a terminal, and no megabyte in a stream's last entry."""
+
+_QUOTED = Repr()
+_QUOTED.maxstring = _QUOTED.maxlong = _QUOTED.maxother = _LONGEST_QUOTE
 
 
 def _shown(value: object) -> str:
     """A value as a refusal quotes it: short, whatever it is."""
     try:
-        return _QUOTED.repr(value)
+        text = _QUOTED.repr(value)
     except ValueError:  # Python writes no integer of more than 4300 digits
         return f"an immense {type(value).__name__}"
+    return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
 
 
 def check_text(text: str) -> None:
