@@ -120,6 +120,8 @@ def masked_url(url: str) -> str:
         _ = parts.port
     except ValueError:
         return f"{scheme}://***"
+    if parts.scheme != scheme.lower():  # a scheme with a typing error leaves everything in the path
+        return "***"
     shown = parts.netloc.rpartition("@")[2] + parts.path
     return f"{scheme}://{'***@' if at else ''}{shown}{'?***' if parts.query else ''}"
 
