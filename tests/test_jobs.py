@@ -564,6 +564,7 @@ def test_no_end_is_written_while_a_worker_still_writes_tokens(connection: redis.
     """RQ's own cancel and its clean-up change the status of a job that runs on: an end would be followed by tokens."""
     enqueue(connection, REQUEST, X)
     start(connection)
+    connection.set(keys.worker_lease("minilab-a"), 1, ex=60)
     write(connection, "a")
     fetch(connection, "x").set_status(status)
 
@@ -583,6 +584,18 @@ def test_a_job_that_waits_to_be_continued_has_started_in_time(connection: redis.
 
     assert view(connection, "x").end is None
     assert queue_of(connection).get_job_ids() == ["x"]
+
+
+def test_a_job_that_rq_cancelled_ends_although_its_worker_died_over_it(connection: redis.Redis) -> None:
+    """Its execution stays in RQ's books for a day, for the next worker; but nobody takes over what is cancelled."""
+    enqueue(connection, REQUEST, X)
+    start(connection)
+    write(connection, "a")
+    fetch(connection, "x").cancel()
+
+    settle(connection, "x")
+
+    assert published_tokens(connection, "x")[1] == EndEvent("cancelled", 1, 3)
 
 
 @pytest.mark.parametrize(("status", "reason"), [(JobStatus.CANCELED, "cancelled"), (JobStatus.FAILED, "error")])

@@ -19,7 +19,17 @@ from rq.results import Result
 from minilab_gen.errors import RequestError, UnknownJobError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, EndReason
-from minilab_gen.protocol.jobs import EXPIRES_AT, JobState, failure_of, fetch, noted, queue_of, request_of, state_of
+from minilab_gen.protocol.jobs import (
+    EXPIRES_AT,
+    JobState,
+    failure_of,
+    fetch,
+    noted,
+    queue_of,
+    request_of,
+    sign_of_life,
+    state_of,
+)
 from minilab_gen.protocol.streams import publish, stream_length
 
 
@@ -68,9 +78,10 @@ def _settle_cancelled(connection: redis.Redis, job: Job) -> None:
 
 
 def _is_held(connection: redis.Redis, job: Job) -> bool:
-    """Whether a worker is at it, whatever its status says: an end written now would be followed by tokens."""
+    """Whether a live worker is at it, whatever its status says: it will write the end itself."""
     # Not by RQ's method, which also tidies the registry: a client has no business to write there.
-    return bool(connection.zcount(job.execution_registry.key, time.time(), "+inf"))
+    held = connection.zcount(job.execution_registry.key, time.time(), "+inf")
+    return bool(held and job.worker_name and connection.exists(sign_of_life(job.worker_name)))
 
 
 def has_expired(job: Job) -> bool:

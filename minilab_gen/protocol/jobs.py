@@ -150,14 +150,16 @@ def let_go(connection: redis.Redis) -> None:
 
 
 def fetch(connection: redis.Redis, job_id: str) -> Job:
-    """RQ's record of a job. Raises UnknownJobError where there is none or it has expired."""
+    """RQ's record of a job. Raises UnknownJobError where there is none, RequestError where it is none of ours."""
     job = Job(keys.check_job_id(job_id), connection=connection, serializer=JSONSerializer)
     record: Any = connection.hgetall(job.key)
     check_record(record)
     try:
-        job.restore(record)
+        job.restore({name: value for name, value in record.items() if name != b"webhooks"})  # which RQ would log about
     except NoSuchJobError:
         raise UnknownJobError(f"unknown or expired job: {job_id}") from None
+    except Exception as error:  # RQ raises whatever a damaged record makes it raise
+        raise RequestError(f"the record of job {job_id} cannot be read: {type(error).__name__}") from error
     return job
 
 
@@ -242,7 +244,9 @@ def workers_alive(connection: redis.Redis, queue: str) -> int:
     Ours hold a short lease. An ordinary RQ worker has only RQ's record of it, which outlives a kill by minutes.
     """
     # Not Worker.all: RQ's worker objects set 415 s as the timeout of the connection that they are given.
-    signs = [_sign_of_life(record) for record in Worker.all_keys(queue=queue_of(connection, queue))]
+    prefix = Worker.redis_worker_namespace_prefix
+    names = [record.removeprefix(prefix) for record in Worker.all_keys(queue=queue_of(connection, queue))]
+    signs = [sign_of_life(name) for name in names]
     return int(connection.exists(*signs)) if signs else 0
 
 
@@ -250,10 +254,10 @@ OUR_WORKERS: Final = "minilab-"
 """What the names of our workers begin with."""
 
 
-def _sign_of_life(record: str) -> str:
-    """The key that is there while the worker with this record of RQ's lives."""
-    name = record.removeprefix(Worker.redis_worker_namespace_prefix)
-    return keys.worker_lease(name) if name.startswith(OUR_WORKERS) else record
+def sign_of_life(worker: str) -> str:
+    """The key that is there while the worker of this name lives."""
+    is_ours = worker.startswith(OUR_WORKERS)
+    return keys.worker_lease(worker) if is_ours else f"{Worker.redis_worker_namespace_prefix}{worker}"
 
 
 def noted(job: Job, name: str) -> object:
