@@ -16,9 +16,10 @@ from chaos.proxy import Proxy
 from minilab_worker.holdings import Holding, Holdings
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker, WorkerSettings
-from rq import Queue
+from rq import Callback, Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from rq.webhook import Webhook
 from waiting import wait_until
 
 from minilab_gen.generate import generate
@@ -35,8 +36,8 @@ StartWorker = Callable[..., Worker]
 
 
 @pytest.fixture
-def start(server: redis.Redis, served: ServedModel) -> Iterator[StartWorker]:
-    """Start workers in threads, each step of theirs a few milliseconds long; all are stopped at the end."""
+def start(server: redis.Redis, served: ServedModel, proxy: Proxy) -> Iterator[StartWorker]:
+    """Start workers in threads, each step of theirs a few milliseconds long; all are stopped before proxy and server."""
     with ExitStack() as stack:
 
         def start(url: str | None = None) -> Worker:
@@ -289,3 +290,33 @@ def test_a_job_that_rq_cancelled_on_its_way_to_the_worker_is_not_started(
     assert stream_length(server, job_id)[1] == EndEvent("cancelled", 0, 2)
     assert status(server, job_id) == "canceled"
     assert fetch(server, job_id).started_at is None
+
+
+def test_a_job_that_brings_a_callback_is_failed_and_nothing_is_called(
+    server: redis.Redis, served: ServedModel, start: StartWorker
+) -> None:
+    payload = JOB.to_payload()
+    jobs = [
+        queue_of(server).enqueue_call(keys.TASK, args=(payload,), on_success=Callback(f"{__name__}.leave_a_mark")),
+        queue_of(server).enqueue_call(keys.TASK, args=(payload,), on_failure=Callback(f"{__name__}.leave_a_mark")),
+        queue_of(server).enqueue_call(keys.TASK, args=(payload,), webhooks=[Webhook("http://127.0.0.1:9/", "failed")]),
+    ]
+    good = enqueue(server, JOB, Submission())
+
+    start()
+
+    assert_answered_once(server, served, good)
+    for job in jobs:
+        end = stream_length(server, job.id)[1]
+        assert end is not None
+        assert end.error == "a job must bring no callback and no webhook: nothing but generate is run"
+        wait_until(lambda job=job: status(server, job.id) == "failed")  # type: ignore[misc]
+    assert marks == []
+
+
+marks: list[object] = []
+
+
+def leave_a_mark(*arguments: object) -> None:
+    """What a job brings along that means harm."""
+    marks.append(arguments)

@@ -10,6 +10,7 @@ from minilab_gen.protocol.jobs import request_of
 from minilab_gen.request import ModelLimits
 from minilab_gen.tokenizer import Tokenizer
 from minilab_worker.claims import Claim
+from minilab_worker.ledger import check_extras
 from minilab_worker.run import Run
 
 MOST_DEATHS = 3
@@ -21,6 +22,7 @@ _log = logging.getLogger(__name__)
 def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> Run:
     """The run of a claimed job; it has ended already if the job cannot or need not run."""
     try:
+        check_extras(claim.job)
         request = request_of(claim.job)
         request.check_fits(limits)
     except RequestError as error:

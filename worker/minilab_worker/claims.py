@@ -17,10 +17,11 @@ from rq.job import Job, JobStatus
 from rq.queue import Queue
 from rq.worker import BaseWorker, WorkerStatus
 
-from minilab_gen.errors import StreamError
+from minilab_gen.errors import RequestError, StreamError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import settle
 from minilab_gen.protocol.events import EndEvent, Event, decode_entry
+from minilab_gen.protocol.jobs import check_record
 from minilab_gen.protocol.streams import check_unbroken, publish
 
 _log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ class Claims:
                 pipeline.xrange(keys.token_stream(job.id))
                 pipeline.exists(keys.cancel_flag(job.id))
                 pipeline.get(keys.deaths(job.id))
-            answers = pipeline.execute(raise_on_error=False)[before:]
+            answers = _checked(pipeline.execute(raise_on_error=False)[before:])
         claims = []
         for (_, job), execution, *answer in zip(jobs, executions, *(answers[k::3] for k in range(3)), strict=True):
             entries, flagged, deaths = answer
@@ -135,7 +136,7 @@ class Claims:
                 pipeline.hgetall(Job.key_for(job_id))
                 pipeline.lpos(queue.intermediate_queue_key, job_id)
                 pipeline.zrange(ExecutionRegistry(job_id, self._connection).key, 0, -1)
-            answers = pipeline.execute(raise_on_error=False)
+            answers = _checked(pipeline.execute(raise_on_error=False))
         return [
             _Found(queue, job_id, record, place is not None, self._is_held(queue, job_id, executions))
             for (queue, job_id), record, place, executions in zip(
@@ -154,9 +155,12 @@ class Claims:
             return None  # others gave it back to its queue while we stood still
         try:
             job = self._read(found)
+        except RequestError as error:
+            self._end_unread(found, str(error))
+            return None
         except Exception as error:  # noqa: BLE001 - RQ raises whatever a damaged record makes it raise
             _log.warning("%s: the job's record cannot be read: %r", found.job_id, error)
-            self._end_unread(found)
+            self._end_unread(found, "the job's record cannot be read")
             return None
         if job is None or found.is_held or job.get_status(refresh=False) in _ENDED:
             _log.info("%s: nothing to start, it has expired, ended or is running", found.job_id)
@@ -171,13 +175,14 @@ class Claims:
             raise found.record
         if not found.record:
             return None
+        check_record(found.record)
         job = Job(found.job_id, connection=self._connection, serializer=self._serializer)
         job.restore(found.record)
         job.origin = found.queue.name  # where it was found, or its registries would be another queue's
         return job
 
-    def _end_unread(self, found: _Found) -> None:
-        end = EndEvent("error", 0, 0, error="the job's record cannot be read")
+    def _end_unread(self, found: _Found, why: str) -> None:
+        end = EndEvent("error", 0, 0, error=why)
         publish(self._connection, [(found.job_id, end)], running_ttl=keys.RETENTION)
         self._connection.expire(Job.key_for(found.job_id), keys.RETENTION)
         found.queue.intermediate_queue.remove(found.job_id)
@@ -190,6 +195,14 @@ class Claims:
             _log.warning("%s: the stream begins anew: %s", job.id, error)
             self._connection.delete(keys.token_stream(job.id))
             return []
+
+
+def _checked(answers: list[Any]) -> list[Any]:
+    """The answers of a pipeline; what Redis says against one key is left among them, anything else is raised."""
+    for answer in answers:
+        if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
+            raise answer
+    return answers
 
 
 def _events_in(entries: Any) -> list[Event]:

@@ -2,8 +2,8 @@
 
 It must not know about models, tokens or threads. A :class:`Ledger` is an RQ worker that never forks and never performs
 a job itself: it holds an execution for each job that it claimed, and records how each ended. Many jobs share one round
-trip, because RQ's methods take a pipeline. What RQ does for few jobs only (callbacks, webhooks, repeats, retries,
-dependents) is left to its own code, job by job.
+trip, because RQ's methods take a pipeline. What RQ does for few jobs only (repeats, retries, dependents) is left to its
+own code, job by job.
 
 An execution counts as held while it stands in RQ's registry of its job's executions: whoever takes a job over removes
 it there.
@@ -35,6 +35,7 @@ from rq.timeouts import TimerDeathPenalty
 from rq.utils import now
 from rq.worker import BaseWorker, WorkerStatus
 
+from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import OUR_WORKERS
 from minilab_worker.claims import HEARTBEAT_TTL, Claim, Claims
@@ -259,7 +260,13 @@ class Ledger(BaseWorker):
 
 def _has_followers(closing: Closing) -> bool:
     """Whether RQ has more to do after a job than to record it."""
-    job = closing.job
     if closing.result is not None:
-        return bool(job._success_callback_name or job.webhooks or job.repeats_left)
-    return closing.failure is not None and bool(job.should_retry or job.webhooks)
+        return bool(closing.job.repeats_left)
+    return closing.failure is not None and bool(closing.job.should_retry)
+
+
+def check_extras(job: Job) -> None:
+    """Raise RequestError for a job that brings code to run or addresses to post to: only our task is ever run."""
+    callbacks = (job._success_callback_name, job._failure_callback_name, job._stopped_callback_name)
+    if any(callbacks) or job.webhooks:
+        raise RequestError("a job must bring no callback and no webhook: nothing but generate is run")
