@@ -40,7 +40,7 @@ class Scale:
     seconds: float = 8.0
     """Seconds of faults."""
     workers: int = 3
-    jobs: int = 240
+    jobs: int = 180
     readers: int = 15
     settle: float = 120.0
     """Seconds after the faults in which everything must have ended."""
