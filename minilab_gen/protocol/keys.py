@@ -31,6 +31,12 @@ LONGEST_TIME: Final = 30 * 24 * 3600
 CARD_TTL: Final = 24 * 3600
 """Seconds that a model card outlives its last worker, so that jobs can be submitted while no worker is up."""
 
+FINGERPRINT_FIELD: Final = "minilab_fingerprint"
+"""Field of RQ's record of a job: the fingerprint of the model that has begun it."""
+
+LEFT_FIELD: Final = "minilab_left_at"
+"""The same: since when, in Unix time, workers of other fingerprints have left it to one of that."""
+
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")  # the letters that RQ takes; bounded, since it becomes part of keys
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 

@@ -9,7 +9,7 @@ from minilab_gen.protocol.endings import has_expired
 from minilab_gen.protocol.jobs import request_of
 from minilab_gen.request import ModelLimits
 from minilab_gen.tokenizer import Tokenizer
-from minilab_worker.claims import Claim
+from minilab_worker.claims import EQUAL_PATIENCE, Claim
 from minilab_worker.ledger import check_extras
 from minilab_worker.run import Run
 
@@ -39,6 +39,9 @@ def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> Run:
         run.end_at_once("error", error=f"{claim.deaths} workers died while they ran this job")
     elif claim.cancelled:
         run.end_at_once("cancelled")
+    elif claim.begun_by is not None:
+        why = f"no worker of the model {claim.begun_by}, which began it, came within {EQUAL_PATIENCE:.0f} s"
+        run.end_at_once("error", error=why)
     elif not claim.stream and has_expired(claim.job):
         run.end_at_once("timeout", phase="waiting")
     return run

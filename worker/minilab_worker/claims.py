@@ -8,6 +8,7 @@ record: whoever gives a job back, starts or ends it touches that.
 from __future__ import annotations
 
 import logging
+import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -31,6 +32,9 @@ HEARTBEAT_TTL: Final = keys.RETENTION
 anybody looks at its registry, ``rq info`` for instance. Ours must outlive their workers until another one comes: a
 lease, where one is up, and a night, where none is. Who is dead is told by leases, so nothing waits for this."""
 
+EQUAL_PATIENCE: Final = 300.0
+"""Seconds for which a half-written stream waits for a worker whose model gives equal tokens: time to start one."""
+
 _ENDED: Final = frozenset({JobStatus.FINISHED, JobStatus.FAILED, JobStatus.CANCELED, JobStatus.STOPPED})
 
 
@@ -44,6 +48,17 @@ class Claim:
     cancelled: bool
     deaths: int
     """Workers that died while they ran it."""
+    begun_by: str | None = None
+    """The fingerprint of the model that began it and for which we have waited in vain; None if we may go on with it."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Startable:
+    """A job that this worker may start."""
+
+    queue: Queue
+    job: Job
+    begun_by: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +73,16 @@ class _Found:
     """Whether it is still in the intermediate queue."""
     is_held: bool
     """Whether some worker runs it already: the same id was queued twice."""
+    is_half_written: bool
+    """Whether its stream holds tokens and no end."""
 
 
 class Claims:
     """Moves jobs from queues into the hands of one worker."""
 
-    def __init__(self, worker: BaseWorker, lease: int) -> None:
-        self._worker, self._lease = worker, lease
+    def __init__(self, worker: BaseWorker, lease: int, fingerprint: str) -> None:
+        """``fingerprint`` is that of the worker's model: a half-written stream is continued by an equal one only."""
+        self._worker, self._lease, self._fingerprint = worker, lease, fingerprint
         self._connection, self._queues, self._serializer = worker.connection, worker.queues, worker.serializer
 
     def claim(self, limit: int, wait: float) -> list[Claim]:
@@ -102,30 +120,32 @@ class Claims:
         with self._connection.pipeline() as pipeline:
             once = list({job_id: (queue, job_id) for queue, job_id in moved}.values())
             pipeline.watch(*(Job.key_for(job_id) for _, job_id in once))  # what changes from here on is noticed
-            jobs = [startable for found in self._look_at(once) if (startable := self._startable(found)) is not None]
-            if not jobs:
+            starts = [startable for found in self._look_at(once) if (startable := self._startable(found)) is not None]
+            if not starts:
                 return []
             pipeline.multi()
             # With the lease, or a worker that has just stood still would seem dead as it starts these.
             pipeline.set(keys.worker_lease(self._worker.name), 1, ex=self._lease)
             self._worker.set_state(WorkerStatus.BUSY, pipeline=pipeline)
-            executions = [self._start_in(pipeline, queue, job) for queue, job in jobs]
+            executions = [self._start_in(pipeline, start.queue, start.job) for start in starts]
             before = len(pipeline)
-            for _, job in jobs:
-                pipeline.xrange(keys.token_stream(job.id))
-                pipeline.exists(keys.cancel_flag(job.id))
-                pipeline.get(keys.deaths(job.id))
+            for start in starts:
+                pipeline.xrange(keys.token_stream(start.job.id))
+                pipeline.exists(keys.cancel_flag(start.job.id))
+                pipeline.get(keys.deaths(start.job.id))
             answers = _checked(pipeline.execute(raise_on_error=False)[before:])
         claims = []
-        for (_, job), execution, *answer in zip(jobs, executions, *(answers[k::3] for k in range(3)), strict=True):
+        for start, execution, *answer in zip(starts, executions, *(answers[k::3] for k in range(3)), strict=True):
             entries, flagged, deaths = answer
-            claims.append(Claim(job, execution, self._stream_in(job, entries), bool(flagged), int(deaths or 0)))
+            stream = self._stream_in(start.job, entries)
+            claims.append(Claim(start.job, execution, stream, bool(flagged), int(deaths or 0), start.begun_by))
         return claims
 
     def _start_in(self, pipeline: Any, queue: Queue, job: Job) -> Execution:
         execution = Execution.create(job, HEARTBEAT_TTL, pipeline=pipeline, worker_name=self._worker.name)
         job.prepare_for_execution(self._worker.name, pipeline=pipeline)
-        pipeline.hset(job.key, "origin", queue.name)
+        pipeline.hset(job.key, mapping={"origin": queue.name, keys.FINGERPRINT_FIELD: self._fingerprint})
+        pipeline.hdel(job.key, keys.LEFT_FIELD)
         pipeline.persist(job.key)
         pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
         return execution
@@ -136,20 +156,22 @@ class Claims:
                 pipeline.hgetall(Job.key_for(job_id))
                 pipeline.lpos(queue.intermediate_queue_key, job_id)
                 pipeline.zrange(ExecutionRegistry(job_id, self._connection).key, 0, -1)
+                pipeline.xrevrange(keys.token_stream(job_id), count=1)
             answers = _checked(pipeline.execute(raise_on_error=False))
-        return [
-            _Found(queue, job_id, record, place is not None, self._is_held(queue, job_id, executions))
-            for (queue, job_id), record, place, executions in zip(
-                moved, *(answers[k::3] for k in range(3)), strict=True
-            )
-        ]
+        found = []
+        for (queue, job_id), record, place, executions, last in zip(
+            moved, *(answers[k::4] for k in range(4)), strict=True
+        ):
+            is_held = self._is_held(queue, job_id, executions)
+            found.append(_Found(queue, job_id, record, place is not None, is_held, _is_token(last)))
+        return found
 
     def _is_held(self, queue: Queue, job_id: str, executions: list[bytes]) -> bool:
         registry = queue.started_job_registry.key
         members = [f"{job_id}:{execution.decode()}" for execution in executions]
         return any(self._connection.zscore(registry, member) is not None for member in members)
 
-    def _startable(self, found: _Found) -> tuple[Queue, Job] | None:
+    def _startable(self, found: _Found) -> _Startable | None:
         """The job, if it is to be started; what else was found is put in order here."""
         if not found.is_ours:
             return None  # others gave it back to its queue while we stood still
@@ -168,7 +190,25 @@ class Claims:
                 settle(self._connection, found.job_id)
             found.queue.intermediate_queue.remove(found.job_id)
             return None
-        return found.queue, job
+        begun_by = self._begun_by_another(found)
+        if begun_by is not None and not self._has_waited(found):
+            _log.warning("%s: left to a worker of the model %s, which began it", found.job_id, begun_by)
+            return None  # it stays where it is, until it counts as never started
+        return _Startable(found.queue, job, begun_by)
+
+    def _begun_by_another(self, found: _Found) -> str | None:
+        """The fingerprint of a model whose half-written answer this worker's would continue with other tokens."""
+        begun_by: bytes | None = found.record.get(keys.FINGERPRINT_FIELD.encode())
+        if not found.is_half_written or begun_by in (None, self._fingerprint.encode()):
+            return None
+        return begun_by.decode(errors="replace")
+
+    def _has_waited(self, found: _Found) -> bool:
+        """Whether a job has been left to another worker for as long as it may."""
+        left_at: bytes | None = found.record.get(keys.LEFT_FIELD.encode())
+        if left_at is None:
+            self._connection.hsetnx(Job.key_for(found.job_id), keys.LEFT_FIELD, str(time.time()))
+        return left_at is not None and time.time() - float(left_at) > EQUAL_PATIENCE
 
     def _read(self, found: _Found) -> Job | None:
         if isinstance(found.record, Exception):
@@ -195,6 +235,11 @@ class Claims:
             _log.warning("%s: the stream begins anew: %s", job.id, error)
             self._connection.delete(keys.token_stream(job.id))
             return []
+
+
+def _is_token(last: Any) -> bool:
+    """Whether a stream's last entry, as XREVRANGE gives it, is a token and no end."""
+    return isinstance(last, list) and bool(last) and b"end" not in last[0][1]
 
 
 def _checked(answers: list[Any]) -> list[Any]:

@@ -66,7 +66,7 @@ class Ledger(BaseWorker):
     on_stop: Callable[[str], None]
     """Called with the id of a job that RQ's stop command names."""
 
-    def __init__(self, connection: redis.Redis, queues: Sequence[str], lease: int) -> None:
+    def __init__(self, connection: redis.Redis, queues: Sequence[str], lease: int, fingerprint: str) -> None:
         """``connection`` becomes the ledger's own: it never sends a command twice. ``lease`` is in seconds."""
         name = f"{OUR_WORKERS}{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         timeout = connection.connection_pool.connection_kwargs["socket_timeout"]
@@ -81,7 +81,7 @@ class Ledger(BaseWorker):
         # RQ has just raised it to most of a minute, during which no lease would be renewed.
         connection.connection_pool.connection_kwargs["socket_timeout"] = timeout
         self._lease = lease
-        self._claims = Claims(self, lease)
+        self._claims = Claims(self, lease, fingerprint)
         self.on_stop = _log.debug
 
     def open(self) -> None:

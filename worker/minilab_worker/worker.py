@@ -70,7 +70,8 @@ class Worker:
     def __init__(self, settings: WorkerSettings, served: ServedModel) -> None:
         self._settings, self._served = settings, served
         self._connection = connect(settings.redis_url, wait=patience.REDIS_PATIENCE)
-        self._ledger = Ledger(connect(settings.redis_url), settings.queues, settings.lease)
+        connection = connect(settings.redis_url)
+        self._ledger = Ledger(connection, settings.queues, settings.lease, served.card.fingerprint)
         self._loop = EngineLoop(
             Engine(served.model, settings.max_batch),
             Publisher(connect(settings.redis_url)),
