@@ -100,14 +100,24 @@ def test_a_worker_gives_up_a_redis_that_stays_away_with_one_line(
     assert "Redis is away" in error
 
 
-def test_full_memory_keeps_tokens_until_there_is_room(own_service: OwnService) -> None:
+@pytest.mark.parametrize(
+    ("spoil", "mend"),
+    [
+        (("CONFIG", "SET", "maxmemory", "1"), ("CONFIG", "SET", "maxmemory", "0")),
+        (("REPLICAOF", "127.0.0.1", "9"), ("REPLICAOF", "NO", "ONE")),
+    ],
+    ids=["full memory", "read-only"],
+)
+def test_a_redis_that_takes_no_writes_for_a_while_is_waited_for(
+    own_service: OwnService, spoil: tuple[str, ...], mend: tuple[str, ...]
+) -> None:
     worker = own_service.fleet.start_and_wait()
     job_id = own_service.submit()
     own_service.wait_for_token(job_id, 20)
 
-    own_service.connection.config_set("maxmemory", "1")
+    own_service.connection.execute_command(*spoil)
     wait_until(lambda: "refuses what is asked" in worker.said, LIMIT)
-    own_service.connection.config_set("maxmemory", "0")
+    own_service.connection.execute_command(*mend)
 
     own_service.wait_for_status(job_id, "finished")
     own_service.assert_answered(job_id)

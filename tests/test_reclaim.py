@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import redis
 from chaos.proxy import Proxy
+from minilab_worker import claims, patience
 from minilab_worker.holdings import Holding, Holdings
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker, WorkerSettings
@@ -22,6 +24,7 @@ from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
 from waiting import wait_until
 
+from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
@@ -37,10 +40,10 @@ StartWorker = Callable[..., Worker]
 
 @pytest.fixture
 def start(server: redis.Redis, served: ServedModel, proxy: Proxy) -> Iterator[StartWorker]:
-    """Start workers in threads, each step of theirs a few milliseconds long; all are stopped before proxy and server."""
+    """Start workers in threads, their steps some milliseconds long; all are stopped before proxy and server."""
     with ExitStack() as stack:
 
-        def start(url: str | None = None) -> Worker:
+        def start(url: str | None = None, served: ServedModel = served) -> Worker:
             queues = tuple(keys.queue_names(keys.DEFAULT_MODEL))
             worker = Worker(WorkerSettings(queues, 4, redis_url=url, lease=LEASE), served)
             slow_down(worker)
@@ -91,15 +94,19 @@ def only_holding(connection: redis.Redis) -> Holding:
 
 
 def assert_answered_once(connection: redis.Redis, served: ServedModel, job_id: str) -> None:
+    assert_answered_of(connection, served, job_id)
+    wait_until(lambda: not connection.keys("rq:execution*"))
+    queue = queue_of(connection)
+    assert not connection.exists(queue.key, queue.intermediate_queue_key, queue.started_job_registry.key)
+
+
+def assert_answered_of(connection: redis.Redis, served: ServedModel, job_id: str) -> None:
     wait_until(lambda: status(connection, job_id) == "finished")
     tokens, end = published_tokens(connection, job_id)
     assert [token.token_id for token in tokens] == [step.token_id for step in generate(served.model, JOB.prompt, 60)]
     assert end is not None
     assert end.succeeded
     assert results(connection, job_id) == 1
-    wait_until(lambda: not connection.keys("rq:execution*"))
-    queue = queue_of(connection)
-    assert not connection.exists(queue.key, queue.intermediate_queue_key, queue.started_job_registry.key)
 
 
 @pytest.mark.parametrize(
@@ -320,3 +327,87 @@ marks: list[object] = []
 def leave_a_mark(*arguments: object) -> None:
     """What a job brings along that means harm."""
     marks.append(arguments)
+
+
+def with_fingerprint(served: ServedModel, fingerprint: str) -> ServedModel:
+    """The same model, as a machine that rounds differently would announce it."""
+    return replace(served, card=replace(served.card, fingerprint=fingerprint))
+
+
+def half_written(connection: redis.Redis, served: ServedModel, start: StartWorker) -> str:
+    """A job that waits to be continued, with the fingerprint of who began it."""
+    worker = start()
+    job_id = enqueue(connection, JOB, Submission())
+    wait_until(lambda: stream_length(connection, job_id)[0] > 5)
+    worker.stop()
+    worker.stop()
+    wait_until(lambda: status(connection, job_id) == "queued")
+    wait_until(lambda: not worker._loop.is_alive)
+    return job_id
+
+
+def test_a_half_written_stream_is_left_to_a_worker_with_an_equal_model(
+    server: redis.Redis, served: ServedModel, start: StartWorker
+) -> None:
+    job_id = half_written(server, served, start)
+    tokens = stream_length(server, job_id)[0]
+    start(served=with_fingerprint(served, "another"))
+    fresh = enqueue(server, JOB, Submission())
+    assert_answered_of(server, served, fresh)
+
+    assert stream_length(server, job_id) == (tokens, None)
+    assert status(server, job_id) == "queued"
+    start()
+
+    assert_answered_once(server, served, job_id)
+
+
+def test_a_half_written_job_fails_when_no_equal_worker_comes_in_time(
+    server: redis.Redis, served: ServedModel, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = half_written(server, served, start)
+    tokens = stream_length(server, job_id)[0]
+    monkeypatch.setattr(claims, "EQUAL_PATIENCE", 0.0)
+
+    start(served=with_fingerprint(served, "another"))
+
+    wait_until(lambda: status(server, job_id) == "failed")
+    seen, end = stream_length(server, job_id)
+    assert seen == tokens
+    assert end is not None
+    assert f"no worker of the model {served.card.fingerprint}, which began it" in (end.error or "")
+
+
+def test_an_engine_that_fails_ends_its_worker_and_another_goes_on(
+    server: redis.Redis, served: ServedModel, start: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_id = enqueue(server, JOB, Submission())
+    broken = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4, lease=LEASE), served)
+    monkeypatch.setattr(broken._loop._engine, "step", fail)
+
+    with pytest.raises(RuntimeError, match="the engine is broken"):
+        broken.serve()
+
+    assert server.get(keys.worker_lease(broken.name)) is None
+    start()
+    assert_answered_once(server, served, job_id)
+
+
+def fail() -> None:
+    raise RuntimeError("the engine is broken")
+
+
+def test_a_worker_whose_last_record_meets_no_redis_gives_up_and_does_not_hang(
+    server: redis.Redis, served: ServedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(server, GenerationRequest((1,), 2), Submission())
+    worker = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4, lease=LEASE), served)
+    monkeypatch.setattr(patience, "REDIS_PATIENCE", 0.5)
+    monkeypatch.setattr(worker._ledger, "record", lose_connection)
+
+    with pytest.raises(RedisUnavailableError, match="Redis is away"):
+        worker.serve()
+
+
+def lose_connection(closings: object) -> None:
+    raise redis.ConnectionError("gone")
