@@ -1,4 +1,4 @@
-"""What many waiting jobs cost: time to submit and claim, memory in Redis. ``python benchmarks/queue_size.py``
+"""What many waiting jobs cost: time to submit and claim, memory in Redis: ``python benchmarks/queue_size.py``.
 
 It must not know a model: jobs are claimed and ended by a worker's ledger alone, and their tokens are made up.
 """
@@ -83,7 +83,7 @@ def submit(connection: redis.Redis) -> str:
 def ledger_on(queue: str) -> Iterator[Ledger]:
     """A worker's books without a worker."""
     with closing(connect()) as connection:
-        ledger = Ledger(connection, [queue], _LEASE)
+        ledger = Ledger(connection, [queue], _LEASE, "no model")
         ledger.open()
         try:
             yield ledger

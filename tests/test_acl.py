@@ -273,7 +273,7 @@ def slow_down(worker: Worker) -> None:
 
 def dies_with_a_job(urls: Urls, server: redis.Redis, served: ServedModel) -> None:
     """What stays of a worker that was killed after two tokens."""
-    ledger = Ledger(connect(urls[WORKER]), keys.queue_names(keys.DEFAULT_MODEL), LEASE)
+    ledger = Ledger(connect(urls[WORKER]), keys.queue_names(keys.DEFAULT_MODEL), LEASE, served.card.fingerprint)
     ledger.open()
     (claim,) = ledger.claim(1, 0)
     tokens = [TokenEvent(n, token_id, "") for n, token_id in enumerate(reference_ids(served, LONG)[:2], start=1)]
