@@ -104,8 +104,19 @@ class Claims:
                 for _ in range(limit - len(moved)):
                     pipeline.lmove(queue.key, queue.intermediate_queue_key)
                 answers = pipeline.execute()
-            moved += [(queue, job_id.decode()) for job_id in answers if job_id is not None]
+            moved += self._readable(queue, [answer for answer in answers if answer is not None])
         return moved
+
+    def _readable(self, queue: Queue, moved: list[bytes]) -> list[tuple[Queue, str]]:
+        """Moved entries as job ids. What cannot be one is dropped: no record can be behind it."""
+        readable = []
+        for entry in moved:
+            try:
+                readable.append((queue, keys.check_job_id(entry.decode("ascii", errors="replace"))))
+            except RequestError as error:
+                self._connection.lrem(queue.intermediate_queue_key, 1, entry)  # type: ignore[arg-type]
+                _log.warning("%s: an entry was dropped: %s", queue.name, error)
+        return readable
 
     def _wait_for_one(self, wait: float) -> list[tuple[Queue, str]]:
         """Block on the queue of normal priority; the others are looked at again after ``wait``."""
@@ -113,7 +124,7 @@ class Claims:
             return []
         queue = self._queues[len(self._queues) // 2]
         job_id: Any = self._connection.blmove(queue.key, queue.intermediate_queue_key, wait)  # type: ignore[arg-type]
-        return [(queue, job_id.decode())] if job_id is not None else []
+        return self._readable(queue, [job_id]) if job_id is not None else []
 
     def _start(self, moved: list[tuple[Queue, str]]) -> list[Claim]:
         """Start those of the moved jobs that can be started. Raises redis.WatchError if one changed on the way."""

@@ -89,7 +89,11 @@ class Holdings:
 
     def unstarted(self) -> list[tuple[Queue, str]]:
         """Jobs that some worker has claimed and not started."""
-        return [(queue, job_id) for queue in self._queues for job_id in queue.intermediate_queue.get_job_ids()]
+        found: list[tuple[Queue, str]] = []
+        for queue in self._queues:
+            entries: Any = self._connection.lrange(queue.intermediate_queue_key, 0, -1)
+            found += [(queue, entry.decode()) for entry in entries if entry.isascii()]  # others are no job ids
+        return found
 
     def put_back_unstarted(self, queue: Queue, job_id: str) -> bool:
         """Return such a job to the head of its queue; False when it was started or returned meanwhile."""
