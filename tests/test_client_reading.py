@@ -486,3 +486,23 @@ def test_a_terminal_is_not_at_the_mercy_of_a_model(monkeypatch: pytest.MonkeyPat
     write_text("a\x1b[2J\tb\n")
 
     assert terminal.getvalue() == "a�[2J\tb\n"
+
+
+def test_a_job_whose_record_is_damaged_hides_no_other(connection: redis.Redis) -> None:
+    submit(connection, "whole")
+    submit(connection, "damaged")
+    connection.hset("rq:job:damaged", "created_at", "yesterday")
+    connection.rpush("rq:queue:minilab.base", b"\xff")
+
+    result = client("jobs", "--json")
+
+    assert [row["job_id"] for row in json.loads(result.stdout)] == ["whole"]
+    assert "job damaged is left out" in result.stderr
+    assert result.exit_code == 0
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_it_is_read_whole(connection: redis.Redis) -> None:
+    result = client("submit", "-", stdin=b"x" * 4_000_001)
+
+    assert result.exit_code == 2
+    assert "a prompt must hold at most 1000000 characters, got more" in result.stderr

@@ -85,8 +85,19 @@ def _all_jobs(connection: redis.Redis, state: JobState | None) -> Iterator[Job]:
             continue
         ids = _ids(queue, state)
         for start in range(0, len(ids), _CHUNK):
-            found = Job.fetch_many(ids[start : start + _CHUNK], connection=connection, serializer=JSONSerializer)
-            yield from filter(None, found)
+            yield from _fetched(connection, ids[start : start + _CHUNK])
+
+
+def _fetched(connection: redis.Redis, ids: list[str]) -> Iterator[Job]:
+    """The records of jobs that have not expired; one that cannot be read is named on stderr and left out."""
+    try:
+        yield from [job for job in Job.fetch_many(ids, connection=connection, serializer=JSONSerializer) if job]
+    except Exception as error:  # noqa: BLE001 - RQ raises whatever a damaged record makes it raise
+        if len(ids) == 1:
+            say(f"job {ids[0]} is left out, its record cannot be read: {type(error).__name__}")
+            return
+        for job_id in ids:
+            yield from _fetched(connection, [job_id])
 
 
 def _ids(queue: Queue, state: JobState | None) -> list[str]:
@@ -100,7 +111,8 @@ def _ids(queue: Queue, state: JobState | None) -> list[str]:
         "cancelled": [queue.canceled_job_registry, queue.failed_job_registry],
     }
     wanted = places.values() if state is None else [places[state]]
-    found = list(queue.get_job_ids()) if state in (None, "queued") else []
+    entries = cast(list[bytes], queue.connection.lrange(queue.key, 0, -1)) if state in (None, "queued") else []
+    found = [entry.decode() for entry in entries if entry.isascii()]  # others are no job ids
     for registries in wanted:
         for registry in registries:
             found += registry.get_job_ids(cleanup=False)

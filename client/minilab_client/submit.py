@@ -17,7 +17,13 @@ from minilab_gen.api import build_request
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import Submission, enqueue, view
 from minilab_gen.protocol.keys import Priority
-from minilab_gen.request import DEFAULT_MAX_NEW_TOKENS, MAX_STOP_IDS, GenerationRequest, SamplingSettings
+from minilab_gen.request import (
+    DEFAULT_MAX_NEW_TOKENS,
+    MAX_PROMPT_CHARACTERS,
+    MAX_STOP_IDS,
+    GenerationRequest,
+    SamplingSettings,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,7 +221,7 @@ def _standard_input() -> str:
     if sys.__stdin__ is None:
         raise click.UsageError("standard input must be open to read TEXT from it")
     try:
-        text = sys.stdin.buffer.read().decode()
+        text = _read_prompt().decode()
     except UnicodeDecodeError as error:
         raise click.UsageError(f"standard input must be UTF-8, got another byte at position {error.start}") from error
     return text.removesuffix("\n").removesuffix("\r")
@@ -242,3 +248,12 @@ def _follow(connection: redis.Redis, job_id: str, as_json: bool) -> ExitCode:
     if not now.workers_alive:  # said at once; that others are before it can wait until it really takes a while
         notes(now)
     return follow(connection, job_id, 0, JsonPrinter() if as_json else TextPrinter(), notes)
+
+
+def _read_prompt() -> bytes:
+    """Standard input, but no more than a prompt may hold: up to 4 bytes a character."""
+    most = 4 * MAX_PROMPT_CHARACTERS
+    content = sys.stdin.buffer.read(most + 1)
+    if len(content) > most:
+        raise click.UsageError(f"a prompt must hold at most {MAX_PROMPT_CHARACTERS} characters, got more")
+    return content
