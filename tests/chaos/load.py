@@ -15,6 +15,7 @@ from typing import Final
 
 import redis
 from rq import Queue
+from rq.exceptions import DuplicateJobError as RqDuplicateJobError
 from rq.serializers import JSONSerializer
 
 from chaos.checkpoint import CONTEXT, VOCABULARY
@@ -96,6 +97,7 @@ class Clients:
         self.acknowledged: dict[str, float] = {}
         """When the id of each job was given to its client, on the clock of ``time.monotonic``."""
         self._stopped = threading.Event()
+        self._failure: Exception | None = None
         self._threads = [
             threading.Thread(target=self._submit_all, name="submitter"),
             threading.Thread(target=self._cancel_all, name="canceller"),
@@ -107,14 +109,17 @@ class Clients:
             thread.start()
 
     def join(self) -> None:
-        """Wait until all is submitted and cancelled."""
+        """Wait until all is submitted and cancelled. Raises what a client met and does not put up with."""
         for thread in self._threads:
             thread.join()
+        if self._failure is not None:
+            raise self._failure
 
     def close(self) -> None:
         """Give up what is not done yet."""
         self._stopped.set()
-        self.join()
+        for thread in self._threads:
+            thread.join()
         self._connection.close()
 
     def submit(self, job: PlannedJob) -> None:
@@ -142,13 +147,11 @@ class Clients:
                 enqueue(self._connection, job.request, job.submission)
             else:
                 self._force(job)
-        except DuplicateJobError:
+        except (DuplicateJobError, RqDuplicateJobError):
             pass  # submitted twice, or its first try had arrived
         self.acknowledged.setdefault(job.job_id, time.monotonic())
 
     def _force(self, job: PlannedJob) -> None:
-        if self._connection.exists(f"rq:job:{job.job_id}"):
-            return
         name = keys.queue_name(keys.DEFAULT_MODEL, job.submission.priority)
         queue = Queue(name, connection=self._connection, serializer=JSONSerializer)
         argument = _INVALID[hash(job.at) % len(_INVALID)]
@@ -165,6 +168,9 @@ class Clients:
                 return
             except redis.RedisError:
                 self._stopped.wait(_RETRY_PAUSE)
+            except Exception as error:  # noqa: BLE001 - raised again by join
+                self._failure = error
+                self._stopped.set()
 
     def _wait_until(self, at: float) -> None:
         self._stopped.wait(max(0.0, self._began + at - time.monotonic()))
