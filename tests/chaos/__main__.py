@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +24,7 @@ from chaos.seed import Scale, Seed, SeedReport
 @click.option("--logs", type=click.Path(path_type=Path), help="File for the workers' logs of runs that went wrong.")
 def main(seeds: int, first: int, seconds: float, workers: int, jobs: int, logs: Path | None) -> None:
     """Break everything around a service under load, and check that no token is missing or doubled."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     scale = Scale(seconds=seconds, workers=workers, jobs=jobs)
     reports: list[SeedReport] = []
     with tempfile.TemporaryDirectory(prefix="mlc-") as folder:
