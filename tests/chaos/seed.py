@@ -123,15 +123,17 @@ class Seed:
                 ended.wait(began + at - time.monotonic())
                 while job_id not in clients.acknowledged and not ended.wait(0.02):
                     pass
+                if ended.is_set():
+                    return
                 self._readers.append(Reader(self._url, job_id, random.Random(self._seed + len(self._readers))))
 
-        arrivals = threading.Thread(target=come, name="arrivals")
-        arrivals.start()
+        self._arrivals = threading.Thread(target=come, name="arrivals")
+        self._arrivals.start()
         try:
             yield
         finally:
             ended.set()
-            arrivals.join()
+            self._arrivals.join()
             for reader in self._readers:
                 reader.close()
 
@@ -151,7 +153,8 @@ class Seed:
         """Returns the ids of jobs that have not ended in time."""
         with self._server.connect() as connection:
             while time.monotonic() < give_up:
-                if not unfinished(connection, self._planned) and all(reader.has_ended for reader in self._readers):
+                all_read = not self._arrivals.is_alive() and all(reader.has_ended for reader in self._readers)
+                if all_read and not unfinished(connection, self._planned):
                     return []
                 time.sleep(0.05)
             return unfinished(connection, self._planned)
