@@ -11,8 +11,11 @@ from pathlib import Path
 import pytest
 from chaos.server import BINARY
 from own_service import LIMIT, LONG, OwnService
+from rq.command import send_stop_job_command
+from rq.serializers import JSONSerializer
 from waiting import wait_until
 
+from minilab_gen.protocol.endings import cancel
 from minilab_gen.request import GenerationRequest, SamplingSettings
 
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
@@ -57,6 +60,23 @@ def test_64_jobs_end_with_the_right_tokens_though_redis_is_restarted(own_service
     assert [worker.exit_code for worker in own_service.fleet.workers] == [0, 0]
     assert own_service.successes() == len(jobs)
     own_service.assert_nothing_is_left()
+
+
+def test_a_worker_hears_commands_and_cancels_again_after_redis_was_restarted(own_service: OwnService) -> None:
+    own_service.fleet.start_and_wait()
+    own_service.server.terminate()
+    own_service.server.start()
+    wait_until(lambda: own_service.connection.pubsub_channels("rq:pubsub:*"), LIMIT)
+    stopped, cancelled = own_service.submit(), own_service.submit()
+    for job_id in (stopped, cancelled):
+        own_service.wait_for_token(job_id, 3)
+
+    send_stop_job_command(own_service.connection, stopped, serializer=JSONSerializer)
+    cancel(own_service.connection, cancelled)
+
+    for job_id in (stopped, cancelled):
+        own_service.wait_for_status(job_id, "canceled")
+        assert own_service.tokens(job_id) < LONG.max_new_tokens
 
 
 def test_a_worker_that_is_there_before_redis_waits_and_then_works(own_service: OwnService) -> None:

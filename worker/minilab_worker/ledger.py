@@ -11,6 +11,7 @@ it there.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -45,7 +46,7 @@ _log = logging.getLogger(__name__)
 CLAIM_AT_ONCE: Final = 16
 """Jobs in one claim: enough to fill a worker in a few round trips, few enough not to delay their first tokens."""
 
-_COMMANDS_PAUSE: Final = 2.0
+_COMMANDS_PAUSE: Final = 0.5
 """Seconds until commands are listened to again when the connection for them has broken."""
 
 
@@ -97,7 +98,7 @@ class Ledger(BaseWorker):
 
     def close(self) -> None:
         """Say goodbye."""
-        self.unsubscribe()  # type: ignore[no-untyped-call]
+        self._stop_listening()
         self.connection.delete(keys.worker_lease(self.name))
         self.register_death()  # type: ignore[no-untyped-call]
 
@@ -196,6 +197,16 @@ class Ledger(BaseWorker):
         execution = self.executions.get(execution_id)
         if execution is not None:
             self.on_stop(execution.job_id)
+
+    def _stop_listening(self) -> None:
+        """As RQ does it, but that the connection is closed by the thread that reads from it, and by no other."""
+        thread: Any = self.pubsub_thread
+        if self.pubsub is None or thread is None:
+            return
+        thread.stop()
+        with contextlib.suppress(redis.RedisError):
+            self.pubsub.unsubscribe()  # the answer wakes the thread
+        thread.join(timeout=2 * _COMMANDS_PAUSE)
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
         """Go on listening: RQ's own handler ends the thread at a command that it cannot read."""
