@@ -11,7 +11,7 @@
     ├── DuplicateJobError                   the job id is taken
     ├── QueueFullError                      the queue holds as many jobs as it may
     ├── JobCancelledError                   the job was cancelled (raised inside the task only)
-    ├── JobTimeoutError                     the job ran past its deadline (raised inside the task only)
+    ├── JobTimeoutError                     the job waited past its ttl (raised inside the task only)
     ├── StreamError                         a token stream with a gap or an entry that is not ours
     └── RedisUnavailableError               no server answers, or none can be started
 """
@@ -56,7 +56,7 @@ class JobCancelledError(MiniLabError):
 
 
 class JobTimeoutError(MiniLabError):
-    """A job that ran past its deadline."""
+    """A job that waited for longer than it may."""
 
 
 class StreamError(MiniLabError):

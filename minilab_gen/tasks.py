@@ -13,13 +13,13 @@ from rq import get_current_job
 from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
-from minilab_gen.errors import JobCancelledError, MiniLabError
+from minilab_gen.errors import JobCancelledError, JobTimeoutError, MiniLabError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import has_expired
 from minilab_gen.protocol.events import EndEvent, EndReason, TokenEvent
 from minilab_gen.protocol.streams import publish, published_tokens
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
+from minilab_gen.tokenizer import BASE_CHECKPOINT, StreamDecoder, Tokenizer, get_tokenizer
 
 MODEL_VARIABLE = "MINILAB_CHECKPOINT"
 """Environment variable with the checkpoint folder that :func:`generate` serves; the base model without it."""
@@ -52,6 +52,7 @@ class _Run:
     def __init__(self, job: Job, payload: dict[str, Any]) -> None:
         self._job, self._payload, self._connection = job, payload, job.connection
         self._running_ttl = int(job.timeout or keys.DEFAULT_TIMEOUT) + keys.RETENTION
+        self._decoder: StreamDecoder | None = None
         self._ids: list[int] = []
         self._prompt_tokens = 0
         self._text = ""
@@ -62,6 +63,9 @@ class _Run:
         except JobTimeoutException:
             self._end("timeout", phase="running")
             raise
+        except JobTimeoutError:
+            self._end("timeout", phase="waiting")
+            raise
         except JobCancelledError:
             self._end("cancelled")
             raise
@@ -69,17 +73,17 @@ class _Run:
             self._end("error", error=str(error))
             raise
         end = self._end(reason, stop_id=stop_id)
-        return {"ids": self._ids, "text": self._text} | end.to_json() | {"text": self._text}
+        return {"ids": self._ids} | end.to_json() | {"text": self._text}
 
     def _generate(self) -> tuple[EndReason, int | None]:
         from minilab_gen.engine import Chosen, Engine, Sequence
 
         request = GenerationRequest.from_payload(self._payload)
         self._prompt_tokens = len(request.prompt)
-        if has_expired(self._job):
-            raise MiniLabError("the job waited longer than its ttl")
-        model, tokenizer = _served()
         published, _ = published_tokens(self._connection, self._job.id)
+        if not published and has_expired(self._job):  # one with tokens has started in time
+            raise JobTimeoutError("the job waited longer than its ttl")
+        model, tokenizer = _served()
         self._decoder = tokenizer.decoder()
         for token in published:
             self._take(token.token_id)
@@ -99,13 +103,14 @@ class _Run:
         raise AssertionError("a sequence must leave the engine with a reason")
 
     def _take(self, token_id: int) -> str:
+        assert self._decoder is not None, "tokens come after the decoder"
         text = self._decoder.push(token_id)
         self._ids.append(token_id)
         self._text += text
         return text
 
     def _end(self, reason: EndReason, **details: Any) -> EndEvent:
-        rest = self._decoder.flush() if hasattr(self, "_decoder") else ""
+        rest = self._decoder.flush() if self._decoder else ""
         self._text += rest
         end = EndEvent(reason, len(self._ids), self._prompt_tokens, text=rest, **details)
         publish(self._connection, [(self._job.id, end)], running_ttl=self._running_ttl)

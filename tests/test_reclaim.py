@@ -31,6 +31,7 @@ from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.jobs import Submission, enqueue, fetch
 from minilab_gen.protocol.streams import publish, published_tokens, stream_length
+from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest
 
 JOB = GenerationRequest((5, 6), max_new_tokens=60)
@@ -411,3 +412,33 @@ def test_a_worker_whose_last_record_meets_no_redis_gives_up_and_does_not_hang(
 
 def lose_connection(closings: object) -> None:
     raise redis.ConnectionError("gone")
+
+
+@pytest.mark.parametrize("overwritten", ["rq:executions:{0}", "minilab:deaths:{0}"])
+def test_a_key_of_another_type_does_not_end_the_worker(
+    server: redis.Redis, start: StartWorker, overwritten: str
+) -> None:
+    odd = enqueue(server, GenerationRequest((5, 6), 4), Submission())
+    server.hset(overwritten.format(odd), "not", "ours")
+    start()
+
+    good = enqueue(server, GenerationRequest((5, 6), 4), Submission())
+
+    *_, end = tail(server, good)
+    assert isinstance(end, EndEvent)
+    assert end.succeeded
+
+
+def test_a_finished_job_that_is_queued_again_without_its_stream_is_let_go(
+    server: redis.Redis, start: StartWorker
+) -> None:
+    job_id = enqueue(server, GenerationRequest((5, 6), 4), Submission())
+    server.hset(f"rq:job:{job_id}", "status", "finished")
+    start()
+
+    good = enqueue(server, GenerationRequest((5, 6), 4), Submission())
+
+    *_, end = tail(server, good)
+    assert isinstance(end, EndEvent)
+    assert end.succeeded
+    assert not server.exists("rq:queue:minilab.base", "rq:queue:minilab.base:intermediate")

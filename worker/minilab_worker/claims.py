@@ -7,7 +7,9 @@ record: whoever gives a job back, starts or ends it touches that.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import time
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +20,7 @@ from rq.job import Job, JobStatus
 from rq.queue import Queue
 from rq.worker import BaseWorker, WorkerStatus
 
-from minilab_gen.errors import RequestError, StreamError
+from minilab_gen.errors import RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import settle
 from minilab_gen.protocol.events import EndEvent, Event, decode_entry
@@ -149,7 +151,7 @@ class Claims:
         for start, execution, *answer in zip(starts, executions, *(answers[k::3] for k in range(3)), strict=True):
             entries, flagged, deaths = answer
             stream = self._stream_in(start.job, entries)
-            claims.append(Claim(start.job, execution, stream, bool(flagged), int(deaths or 0), start.begun_by))
+            claims.append(Claim(start.job, execution, stream, bool(flagged), int(_number(deaths)), start.begun_by))
         return claims
 
     def _start_in(self, pipeline: Any, queue: Queue, job: Job) -> Execution:
@@ -177,7 +179,11 @@ class Claims:
             found.append(_Found(queue, job_id, record, place is not None, is_held, _is_token(last)))
         return found
 
-    def _is_held(self, queue: Queue, job_id: str, executions: list[bytes]) -> bool:
+    def _is_held(self, queue: Queue, job_id: str, executions: list[bytes] | Exception) -> bool:
+        if isinstance(executions, Exception):  # of another type: no execution can be in it, nor be put there
+            _log.warning("%s: RQ's book of its executions is overwritten, it begins anew", job_id)
+            self._connection.delete(ExecutionRegistry(job_id, self._connection).key)
+            return False
         registry = queue.started_job_registry.key
         members = [f"{job_id}:{execution.decode()}" for execution in executions]
         return any(self._connection.zscore(registry, member) is not None for member in members)
@@ -198,7 +204,8 @@ class Claims:
         if job is None or found.is_held or job.get_status(refresh=False) in _ENDED:
             _log.info("%s: nothing to start, it has expired, ended or is running", found.job_id)
             if job is not None and not found.is_held:
-                settle(self._connection, found.job_id)
+                with contextlib.suppress(UnknownJobError):  # it has ended, and its tokens have expired
+                    settle(self._connection, found.job_id)
             found.queue.intermediate_queue.remove(found.job_id)
             return None
         begun_by = self._begun_by_another(found)
@@ -219,7 +226,7 @@ class Claims:
         left_at: bytes | None = found.record.get(keys.LEFT_FIELD.encode())
         if left_at is None:
             self._connection.hsetnx(Job.key_for(found.job_id), keys.LEFT_FIELD, str(time.time()))
-        return left_at is not None and time.time() - float(left_at) > EQUAL_PATIENCE
+        return left_at is not None and time.time() - _number(left_at) > EQUAL_PATIENCE
 
     def _read(self, found: _Found) -> Job | None:
         if isinstance(found.record, Exception):
@@ -251,6 +258,15 @@ class Claims:
 def _is_token(last: Any) -> bool:
     """Whether a stream's last entry, as XREVRANGE gives it, is a token and no end."""
     return isinstance(last, list) and bool(last) and b"end" not in last[0][1]
+
+
+def _number(stored: Any) -> float:
+    """A number that we stored; 0 for what is missing or somebody has overwritten."""
+    try:
+        number = float(stored)
+    except (TypeError, ValueError):
+        return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 def _checked(answers: list[Any]) -> list[Any]:
