@@ -31,6 +31,9 @@ LONGEST_TIME: Final = 30 * 24 * 3600
 CARD_TTL: Final = 24 * 3600
 """Seconds that a model card outlives its last worker, so that jobs can be submitted while no worker is up."""
 
+STATS_TTL: Final = 300
+"""Seconds that a worker's last report outlives it: enough to see what a dead one was doing."""
+
 FINGERPRINT_FIELD: Final = "minilab_fingerprint"
 """Field of RQ's record of a job: the fingerprint of the model that has begun it."""
 
@@ -93,3 +96,8 @@ def tokenizer(digest: str) -> str:
 def worker_lease(worker: str) -> str:
     """Present while a worker of ours is alive."""
     return f"minilab:worker:{worker}"
+
+
+def worker_stats(worker: str) -> str:
+    """The JSON text of a worker's last report about itself."""
+    return f"minilab:stats:{worker}"

@@ -1,0 +1,51 @@
+"""What each worker says about itself, once a second: places, tokens, when. It must not know how a worker counts.
+
+The report lies beside the lease, which alone says whether a worker is alive: a report may be old.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import redis
+
+from minilab_gen.protocol import keys
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerStats:
+    """A worker's report."""
+
+    model: str
+    places: int
+    """Jobs that it can run at a time."""
+    used: int
+    """Places that are taken."""
+    tokens: int
+    """Tokens that it has chosen since it started; two reports give the speed between them."""
+    exactness: str
+    """The verdict of its self-check."""
+    started_at: float
+    """Unix time in seconds."""
+    reported_at: float
+    """Unix time in seconds."""
+
+
+def publish_stats(connection: redis.Redis, worker: str, stats: WorkerStats) -> None:
+    """Replace a worker's report; it stays for a few minutes without another."""
+    connection.set(keys.worker_stats(worker), json.dumps(asdict(stats), allow_nan=False), ex=keys.STATS_TTL)
+
+
+def read_stats(connection: redis.Redis, workers: Iterable[str]) -> dict[str, WorkerStats]:
+    """The reports of those workers that have one."""
+    names = list(workers)
+    texts: Any = connection.mget([keys.worker_stats(name) for name in names]) if names else []
+    found = {}
+    for name, text in zip(names, texts, strict=True):
+        with contextlib.suppress(ValueError, TypeError):  # none, or of another version
+            found[name] = WorkerStats(**json.loads(text))
+    return found
