@@ -26,7 +26,9 @@ class WorkerStats:
     used: int
     """Places that are taken."""
     tokens: int
-    """Tokens that it has chosen since it started; two reports give the speed between them."""
+    """Tokens that it has chosen since it started."""
+    tokens_per_second: float
+    """Its speed over the last seconds before the report, so that one look at it is enough; 0 for a worker at rest."""
     exactness: str
     """The verdict of its self-check."""
     started_at: float
