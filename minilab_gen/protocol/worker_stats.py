@@ -31,6 +31,8 @@ class WorkerStats:
     """Its speed over the last seconds before the report, so that one look at it is enough; 0 for a worker at rest."""
     exactness: str
     """The verdict of its self-check."""
+    fingerprint: str
+    """That of its model: workers of one model that show different ones give different tokens."""
     started_at: float
     """Unix time in seconds."""
     reported_at: float
