@@ -218,6 +218,7 @@ OF_WORKERS: Final = [
     ("DEL", "rq:job:a"),
     ("SET", keys.model_card("base"), "{}"),
     ("SET", keys.worker_lease("minilab-x"), "1"),
+    ("SET", keys.worker_stats("minilab-x"), "{}"),
     ("SET", keys.deaths("a"), "3"),
     ("ZADD", "rq:wip:minilab.base", "1", "a:b"),
     ("ZADD", "rq:executions:a", "1", "b"),

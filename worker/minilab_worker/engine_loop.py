@@ -13,7 +13,7 @@ from typing import Protocol
 import redis
 import torch
 
-from minilab_gen.engine import Engine
+from minilab_gen.engine import Chosen, Engine
 from minilab_gen.errors import RedisUnavailableError
 from minilab_worker.patience import Patience
 from minilab_worker.publisher import Publisher
@@ -54,6 +54,8 @@ class EngineLoop:
         self._closing = self._giving_back = self._hurrying = self._in_doubt = False
         self._runs: dict[str, Run] = {}
         self._flagged: list[Run] = []
+        self.tokens = 0
+        """Tokens that were chosen since the start."""
         self.failure: BaseException | None = None
         """What ended the loop, if it was not asked to end."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -154,6 +156,7 @@ class EngineLoop:
             run = self._runs.get(outcome.sequence.name)
             if run is not None and run.sequence is outcome.sequence and run.end is None:  # else it was dropped
                 run.take(outcome)
+        self.tokens += sum(isinstance(outcome, Chosen) for outcome in outcomes)
         try:
             self._take_answers()
             self._publisher.send(self._runs.values(), self._running(), self._flagged)

@@ -99,7 +99,7 @@ class Ledger(BaseWorker):
     def close(self) -> None:
         """Say goodbye."""
         self._stop_listening()
-        self.connection.delete(keys.worker_lease(self.name))
+        self.connection.delete(keys.worker_lease(self.name), keys.worker_stats(self.name))
         self.register_death()  # type: ignore[no-untyped-call]
 
     def beat(self) -> bool:

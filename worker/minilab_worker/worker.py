@@ -29,6 +29,7 @@ from minilab_worker.ledger import Ledger
 from minilab_worker.patience import Patience
 from minilab_worker.publisher import Publisher
 from minilab_worker.recorder import Recorder
+from minilab_worker.reporter import Reporter
 from minilab_worker.run import Run
 from minilab_worker.serving import ServedModel
 from minilab_worker.takeover import Takeover
@@ -81,6 +82,7 @@ class Worker:
         self._takeover = Takeover(self._ledger, settings.lease)
         self._ledger.on_stop = self._loop.stop_job
         self._recorder = Recorder(self._ledger, self._free_places)
+        self._reporter = Reporter(self._ledger.connection, self.name, served.card, settings.max_batch)
         self._places = threading.Condition()
         self._taken = 0
         self._told_to_stop = self._told_to_hurry = False  # no Events: a signal may come while one is being waited for
@@ -187,6 +189,7 @@ class Worker:
         if now >= self._next_card:
             publish_card(self._connection, self._served.card, self._served.tokenizer.to_json())
             self._next_card = now + _CARD_INTERVAL
+        self._reporter.report_if_due(self._taken, self._loop.tokens)
 
     def _claim_what_fits(self) -> None:
         """Claim jobs for the places that are free; with none free, or no job, wait a little."""

@@ -1,0 +1,65 @@
+"""Says once a second what this worker does: places, tokens, speed. It must not know what is done with a report.
+
+The main thread's to call, which is never far from its next look at Redis, so that the engine's loses no time over it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Final
+
+import redis
+
+from minilab_gen.protocol.cards import ModelCard
+from minilab_gen.protocol.worker_stats import WorkerStats, publish_stats
+
+REPORT_INTERVAL: Final = 1.0
+"""Seconds between two reports: what a reader lags behind at most. One costs a SET of 300 bytes."""
+
+SPEED_REPORTS: Final = 10
+"""Reports over which the speed is the mean: short enough to follow the load, long enough to be read."""
+
+
+class Reporter:
+    """Publishes the reports of one worker."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        worker: str,
+        card: ModelCard,
+        places: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection, self._worker = connection, worker
+        self._card, self._places = card, places
+        self._clock = clock
+        self._started_at = time.time()
+        self._next_report = 0.0
+        self._counted: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=SPEED_REPORTS + 1)
+        """When how many tokens had been chosen, oldest first."""
+
+    def report_if_due(self, used: int, tokens: int) -> None:
+        """Publish how many places are used and how many tokens were chosen so far. Raises redis.RedisError."""
+        now = self._clock()
+        if now < self._next_report:
+            return
+        self._next_report = now + REPORT_INTERVAL
+        self._counted.append((now, tokens))
+        stats = WorkerStats(
+            model=self._card.name,
+            places=self._places,
+            used=used,
+            tokens=tokens,
+            tokens_per_second=round(self._speed(), 1),
+            exactness=self._card.exactness,
+            started_at=self._started_at,
+            reported_at=time.time(),
+        )
+        publish_stats(self._connection, self._worker, stats)
+
+    def _speed(self) -> float:
+        (then, before), (now, tokens) = self._counted[0], self._counted[-1]
+        return (tokens - before) / (now - then) if now > then else 0.0
