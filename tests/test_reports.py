@@ -39,7 +39,8 @@ def test_an_idle_worker_reports_its_model_and_its_free_places(
     report = report_of(server, worker.name)
 
     assert report is not None
-    assert (report.model, report.exactness) == (served.card.name, served.card.exactness)
+    card = served.card
+    assert (report.model, report.exactness, report.fingerprint) == (card.name, card.exactness, card.fingerprint)
     assert (report.places, report.used, report.tokens, report.tokens_per_second) == (3, 0, 0, 0.0)
     assert before <= report.started_at <= report.reported_at <= time.time()
     assert 0 < server.ttl(keys.worker_stats(worker.name)) <= keys.STATS_TTL

@@ -55,6 +55,7 @@ class Reporter:
             tokens=tokens,
             tokens_per_second=round(self._speed(), 1),
             exactness=self._card.exactness,
+            fingerprint=self._card.fingerprint,
             started_at=self._started_at,
             reported_at=time.time(),
         )
