@@ -6,7 +6,7 @@
 ...     for outcome in engine.step(): ...
 """
 
-from minilab_gen.engine.engine import Engine
+from minilab_gen.engine.engine import Engine, Phase
 from minilab_gen.engine.sequence import Chosen, Ended, Outcome, Sequence
 
-__all__ = ["Chosen", "Ended", "Engine", "Outcome", "Sequence"]
+__all__ = ["Chosen", "Ended", "Engine", "Outcome", "Phase", "Sequence"]

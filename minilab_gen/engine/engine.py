@@ -9,7 +9,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,11 @@ PREFILL_TOKENS = 256
 
 OnLogits = Callable[[Sequence, Tensor], None]
 
+Phase = Literal["plan", "prefill", "decode", "head", "sample", "settle"]
+"""Parts of a step in their order; a pass that reads any prompt is ``prefill``, although others decode along with it."""
+
+OnPhase = Callable[[Phase], None]
+
 _log = logging.getLogger(__name__)
 
 
@@ -43,7 +48,7 @@ class Engine:
     """Runs up to ``max_batch`` sequences at a time; the others wait, first come, first served.
 
     Memory for keys and values is allocated at once: ``max_batch`` places of a whole context. ``on_logits`` is shown
-    the logits (vocab,) of every choice, for checks.
+    the logits (vocab,) of every choice, for checks. ``on_phase`` is told each phase that has just ended, for clocks.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class Engine:
         *,
         prefill_tokens: int = PREFILL_TOKENS,
         on_logits: OnLogits | None = None,
+        on_phase: OnPhase | None = None,
     ) -> None:
         if max_batch < 1 or prefill_tokens < 1:
             raise RequestError(f"max_batch and prefill_tokens must be at least 1, got {max_batch} and {prefill_tokens}")
@@ -61,6 +67,7 @@ class Engine:
         self._pool = Pool(model.config, max_batch, model.device)
         self._prefill_tokens = prefill_tokens
         self._on_logits = on_logits
+        self._on_phase = on_phase or _tell_nobody
         self._waiting: deque[Sequence] = deque()
         self._known: dict[str, Sequence] = {}
         self._leaving: dict[str, Ended] = {}
@@ -101,8 +108,11 @@ class Engine:
         """Let go, admit, read, choose, settle: at most one new token for every running sequence."""
         left = self._let_go()
         decoding, chunks = self._plan()
+        self._on_phase("plan")
         choices = self._read_and_choose(decoding, chunks)
-        return left + self._settle(choices)
+        outcomes = left + self._settle(choices)
+        self._on_phase("settle")
+        return outcomes
 
     def check_books(self) -> None:
         """Assert that an idle engine holds nothing: every place free, every map empty."""
@@ -166,6 +176,7 @@ class Engine:
             return []
         reading = Reading(self._pool, decoding, chunks, self._model.device)
         hidden = self._model.trunk(reading.ids, reading)  # (tokens, d_model)
+        self._on_phase("prefill" if chunks else "decode")
         finished = [chunk for chunk in chunks if chunk.tokens == chunk.sequence.unread]
         sequences = decoding + [chunk.sequence for chunk in finished]
         if len(sequences) < len(reading.ids):
@@ -179,10 +190,12 @@ class Engine:
 
     def _choose(self, hidden: Tensor, sequences: list[Sequence]) -> list[_Choice]:
         logits = self._model.head(hidden)  # (sequences, vocab)
+        self._on_phase("head")
         if self._on_logits:
             for sequence, row in zip(sequences, logits, strict=True):
                 self._on_logits(sequence, row)
         tokens = choose(logits, [sequence.sampler for sequence in sequences if sequence.sampler])
+        self._on_phase("sample")
         return [
             _Choice(sequence, token, "non-finite logits") for sequence, token in zip(sequences, tokens, strict=True)
         ]
@@ -209,3 +222,7 @@ class Engine:
             self._waiting.remove(sequence)
         else:
             self._pool.take_place(sequence)
+
+
+def _tell_nobody(phase: Phase) -> None:
+    """What a step costs without a clock: a call for each phase."""
