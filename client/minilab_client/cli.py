@@ -18,6 +18,7 @@ from minilab_client.settings import redis_url_option
 from minilab_client.status import status
 from minilab_client.submit import submit
 from minilab_client.tail import tail
+from minilab_client.watch import watch
 from minilab_client.workers import workers
 
 
@@ -64,5 +65,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal without the letter é shows ?, not a traceback
 
 
-for _command in (submit, tail, status, result, cancel, jobs, models, workers):
+for _command in (submit, tail, status, result, cancel, jobs, models, workers, watch):
     main.add_command(_command)

@@ -39,6 +39,8 @@ class ExitCode(IntEnum):
     """128 and the number of SIGINT, as shells have it."""
     BROKEN_PIPE = 141
     """128 and the number of SIGPIPE: whoever read our output has left."""
+    TERMINATED = 143
+    """128 and the number of SIGTERM."""
 
 
 _REMEDIES: dict[type[MiniLabError], tuple[ExitCode, str]] = {

@@ -15,11 +15,18 @@ import click
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\t\n"}
 """What could move a terminal's cursor or change its settings; a model may write anything."""
 
+_IN_LINE = {**_CONTROLS, **dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)])}
+"""The same, and without marks that turn the direction of writing, also of what stands behind the text that has them."""
+
 
 def say(message: str) -> None:
     """Tell a person something, in one line."""
-    line = " ".join(message.split()).translate(_CONTROLS)
-    click.echo(line, err=True)
+    click.echo(one_line(message), err=True)
+
+
+def one_line(text: str) -> str:
+    """The text as it can stand among others in a line of a terminal: no controls, and one space for any white ones."""
+    return " ".join(text.split()).translate(_IN_LINE)
 
 
 def write(text: str) -> None:

@@ -68,6 +68,15 @@ def queue_names(model: str) -> list[str]:
     return [queue_name(model, priority) for priority in PRIORITIES]
 
 
+def queue_parts(queue: str) -> tuple[str, Priority] | None:
+    """The model and the priority of a queue of ours; None for the name of another."""
+    prefix, _, rest = queue.partition(".")
+    model = rest.partition(".")[0]
+    if prefix != "minilab" or not _MODEL_NAME.fullmatch(model):
+        return None
+    return next(((model, priority) for priority in PRIORITIES if queue == queue_name(model, priority)), None)
+
+
 def token_stream(job_id: str) -> str:
     """The stream with one entry per token and a terminal entry."""
     return f"minilab:tokens:{job_id}"

@@ -5,7 +5,6 @@ The report lies beside the lease, which alone says whether a worker is alive: a 
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -48,8 +47,13 @@ def read_stats(connection: redis.Redis, workers: Iterable[str]) -> dict[str, Wor
     """The reports of those workers that have one."""
     names = list(workers)
     texts: Any = connection.mget([keys.worker_stats(name) for name in names]) if names else []
-    found = {}
-    for name, text in zip(names, texts, strict=True):
-        with contextlib.suppress(ValueError, TypeError):  # none, or of another version
-            found[name] = WorkerStats(**json.loads(text))
-    return found
+    found = ((name, decode_stats(text)) for name, text in zip(names, texts, strict=True))
+    return {name: stats for name, stats in found if stats is not None}
+
+
+def decode_stats(text: bytes | None) -> WorkerStats | None:
+    """A report as it lies in Redis; None where there is none, or one of another version."""
+    try:
+        return WorkerStats(**json.loads(text or b""))
+    except (ValueError, TypeError):
+        return None

@@ -1,0 +1,137 @@
+"""``minilab-client watch``: the service as it stands, again and again. It must not change anything in it."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+
+import click
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+from rich.console import Console
+
+from minilab_client import parameters
+from minilab_client.output import flush, require_reader, say, write
+from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
+from minilab_client.watching.drawing import View, clock
+from minilab_client.watching.gathering import Gatherer
+from minilab_client.watching.room import Room
+from minilab_client.watching.snapshot import Snapshot
+from minilab_gen.protocol.connection import masked_url
+
+_READER_CHECK = 0.5
+"""Seconds after which a program that only waits looks whether its reader is still there."""
+
+_ONE_LINE = Room(height=1)
+
+
+@click.command(
+    short_help="Watch queues, workers and jobs.",
+    epilog="\b\nExamples:\n  minilab-client watch --interval 0.5\n  minilab-client watch --once",
+)
+@click.option(
+    "--interval",
+    type=parameters.seconds,
+    default="1",
+    metavar="SECONDS",
+    help="Time between two looks, 0.1 to 3600. Default: 1.",
+)
+@click.option("--model", type=parameters.model_name, metavar="NAME", help="Only this model. Default: all.")
+@click.option("--once", is_flag=True, help="Look once, print what is seen, and end.")
+@redis_url_option
+@pass_settings
+def watch(settings: ClientSettings, interval: float, model: str | None, once: bool) -> None:
+    """Watch what waits, who works, how fast, what is written and how it ends; q or Ctrl-C leaves.
+
+    Where stdout is no terminal: one line of figures for each look.
+    """
+    title = " · ".join(["minilab-client watch", _address(settings), *([f"model {model}"] if model else [])])
+    with settings.connect() as connection:
+        gatherer = Gatherer(connection, model)
+        if once:
+            _show_once(gatherer, title)
+            return
+        connection.set_retry(Retry(NoBackoff(), 0))  # the next look is the next try, and meanwhile an outage is shown
+        if _has_screen():
+            _show_on_screen(gatherer, interval, title)
+        else:
+            _show_lines(gatherer, interval)
+
+
+def _address(settings: ClientSettings) -> str:
+    return masked_url(settings.redis_url) if settings.redis_url else "your private Redis"
+
+
+def _has_screen() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown") and sys.platform != "win32"
+
+
+def _show_once(gatherer: Gatherer, title: str) -> None:
+    console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
+    if console.is_terminal:
+        console.print(View(gatherer.look(Room(console.height)), title))
+    else:
+        write(_line(gatherer.look(_ONE_LINE)))
+
+
+def _show_on_screen(gatherer: Gatherer, interval: float, title: str) -> None:
+    from minilab_client.watching.screen import Screen  # only here, since it needs a Unix
+
+    with Screen() as screen:
+        title = f"{title} · every {interval:g} s · {'q' if screen.has_keys else 'Ctrl-C'} leaves"
+        snapshot, trouble, next_look = None, None, 0.0
+        while True:
+            if time.monotonic() >= next_look:
+                try:
+                    snapshot, trouble = gatherer.look(Room(screen.height)), None
+                except (redis.ConnectionError, redis.TimeoutError) as error:
+                    trouble = str(error)
+                next_look = time.monotonic() + interval
+            screen.show(View(snapshot, title, trouble))
+            match screen.wait(next_look - time.monotonic()):
+                case "leave":
+                    return
+                case "suspend":
+                    screen.suspend()
+
+
+def _show_lines(gatherer: Gatherer, interval: float) -> None:
+    is_away = False
+    while True:
+        try:
+            write(_line(gatherer.look(_ONE_LINE)))
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            if not is_away:
+                say(f"Redis is away, asking again: {error}")
+            is_away = True
+        else:
+            if is_away:
+                say("Redis is back")
+            is_away = False
+        flush()
+        _pause(interval)
+
+
+def _line(snapshot: Snapshot) -> str:
+    """The figures of a snapshot, for people and for `awk`."""
+    return "  ".join(_figures(snapshot)) + "\n"
+
+
+def _figures(snapshot: Snapshot) -> Iterator[str]:
+    speed = snapshot.speed.now
+    yield clock(snapshot.taken_at)
+    yield f"queued {snapshot.queued}"
+    yield f"running {snapshot.counts.running}"
+    yield f"tokens/s {'-' if speed is None else round(speed)}"
+    yield f"workers {snapshot.fleet.up}"
+
+
+def _pause(seconds: float) -> None:
+    """Wait, but not for a reader who has left."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        require_reader()
+        time.sleep(min(left, _READER_CHECK))

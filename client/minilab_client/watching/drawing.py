@@ -1,0 +1,222 @@
+"""Draws a snapshot with rich, at any size. It must not know where it comes from, nor the terminal that shows it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Final
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.table import Table
+from rich.text import Text
+
+from minilab_client.watching.cropped import Cropped
+from minilab_client.watching.plot import CELLS, columns, plot
+from minilab_client.watching.room import Room, Rows
+from minilab_client.watching.snapshot import WINDOW, ModelLine, RunningJob, Snapshot, Speed, WorkerLine
+
+_WIDE: Final = 70
+"""Columns from which on there is room for more than the necessary."""
+
+_ID_CELLS: Final = 16
+"""Cells of a job id: one that nobody chose has as many characters."""
+
+_LABEL_CELLS: Final = 12
+"""Cells beside the plot."""
+
+_BAR_CELLS: Final = 10
+"""Cells of the bar that shows how many of a worker's places are used."""
+
+_REASON_STYLES: Final = {"cancelled": "yellow", "timeout": "red", "error": "red", "failed": "red"}
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A snapshot under its title: a renderable that fills the width of the screen and at most its height."""
+
+    snapshot: Snapshot | None
+    """None where no look has succeeded yet."""
+    title: str
+    trouble: str | None = None
+    """Why the last look failed, if it did; the snapshot is then an older one."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Segment]:
+        height = options.height or options.size.height
+        lines = self._lines(console, options.update(height=None), height)
+        for line in lines[:height]:
+            yield from line
+            yield Segment.line()
+
+    def _lines(self, console: Console, options: ConsoleOptions, height: int) -> list[list[Segment]]:
+        lines = console.render_lines(_heading(self), options, pad=False)
+        if self.snapshot is None:
+            return lines
+        rows = Room(height).share(self.snapshot.counts)
+        for part in _parts(self.snapshot, rows, options):
+            lines += [[]] if rows.spacious else []
+            lines += console.render_lines(part, options, pad=False)
+        return lines
+
+
+def number(value: float) -> str:
+    """A whole number with its thousands apart."""
+    return f"{round(value):,}".replace(",", " ")
+
+
+def clock(moment: float) -> str:
+    """The local time of a Unix time."""
+    return datetime.fromtimestamp(moment, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def _parts(snapshot: Snapshot, rows: Rows, options: ConsoleOptions) -> Iterator[RenderableType]:
+    wide = options.max_width >= _WIDE
+    yield _models(snapshot.models[: rows.models], snapshot.counts.models, wide)
+    yield _speed(snapshot.speed, rows.plot, options)
+    yield _workers(snapshot, rows.workers, wide)
+    yield _running(snapshot, rows.running, wide)
+    yield _ended(snapshot, rows.ended, wide)
+
+
+def _heading(view: View) -> RenderableType:
+    line = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    line.add_column(ratio=1)
+    line.add_column(justify="right")
+    seen = clock(view.snapshot.taken_at) if view.snapshot else ""
+    if view.trouble is None:
+        line.add_row(Cropped(view.title, "bold"), Text(seen, style="bold"))
+    else:
+        since = f" since {seen}" if seen else ""
+        line.add_row(Cropped(f"Redis is away{since}, asking again: {view.trouble}", "bold red"), "")
+    return line
+
+
+def _table(*, expand: bool = False) -> Table:
+    return Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=expand)
+
+
+def _number_columns(table: Table, *names: str) -> None:
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
+
+
+def _title(name: str, *remarks: str) -> Cropped:
+    return Cropped(": ".join([name, ", ".join(filter(None, remarks))]) if any(remarks) else name, "bold")
+
+
+def _models(models: Sequence[ModelLine], count: int, wide: bool) -> Table:
+    table = _table()
+    table.add_column(_title("queue", f"{len(models)} of {count}" if len(models) < count else ""))
+    _number_columns(table, "high", "normal", "low", "running")
+    if wide:
+        _number_columns(table, "done", "failed", "cancelled")
+    for model in models:
+        waiting = (_figure(jobs, "bold yellow") for jobs in (model.high, model.normal, model.low))
+        ended = (_figure(model.done), _figure(model.failed, "red"), _figure(model.cancelled))
+        table.add_row(Cropped(model.name), *waiting, _figure(model.running), *(ended if wide else ()))
+    if not count:
+        table.add_row(Cropped("no job yet", "dim"))
+    return table
+
+
+def _figure(jobs: int, style: str = "") -> Text:
+    return Text(number(jobs), style=style if jobs else "")
+
+
+def _speed(speed: Speed, rows: int, options: ConsoleOptions) -> RenderableType:
+    now = "-" if speed.now is None else number(speed.now)
+    span = f"last {min(WINDOW, speed.watched):.0f} s"
+    labels = [Text("tokens/s", "bold"), Text(now, "bold cyan"), Text(span, "dim")] if rows > 1 else []
+    labels = labels or [Text.assemble(("tok/s ", "bold"), (now, "bold cyan"))]
+    cells = max(1, min(CELLS, options.max_width - _LABEL_CELLS))
+    values = columns(speed, cells)
+    lines = plot(values, rows, ascii_only=options.ascii_only)
+    grid = Table.grid(padding=0)
+    for width in (_LABEL_CELLS, cells + 2, None):
+        grid.add_column(width=width, no_wrap=True)
+    top = max((value for value in values if value is not None), default=None)
+    remarks = [f"up to {number(top)}" if top else "", "", "since you came" if speed.watched < WINDOW else ""]
+    room = options.max_width >= _LABEL_CELLS + cells + _ID_CELLS + 2
+    for place, line in enumerate(lines):
+        grid.add_row(labels[place], line, Cropped(remarks[place] if room else "", "dim"))
+    return grid
+
+
+def _workers(snapshot: Snapshot, rows: int, wide: bool) -> Table:
+    fleet, workers = snapshot.fleet, snapshot.workers[:rows]
+    table = _table()
+    gone = f"{number(fleet.gone)} gone" if fleet.gone else ""
+    shown = f"{len(workers)} shown" if len(workers) < len(snapshot.workers) else ""
+    table.add_column(_title("workers", f"{number(fleet.up)} up", gone, shown))
+    _number_columns(table, "places", *([""] if wide else []), "tokens/s", *(["model", "up for"] if wide else []))
+    for worker in workers:
+        table.add_row(*_worker_cells(worker, snapshot.taken_at, wide))
+    if not snapshot.workers:
+        table.add_row(Cropped("start one: minilab-worker", "yellow"))
+    return table
+
+
+def _worker_cells(worker: WorkerLine, now: float, wide: bool) -> Iterator[RenderableType]:
+    reported = worker.used is not None and worker.places is not None
+    yield Cropped(worker.name, "" if worker.alive else "red")
+    yield f"{number(worker.used or 0)}/{number(worker.places or 0)}" if reported else "-"
+    if wide:
+        yield _bar(worker.used or 0, worker.places or 0)
+    speed = "-" if worker.tokens_per_second is None else number(worker.tokens_per_second)
+    yield Text(speed, "cyan") if worker.alive else Text("gone", "bold red")
+    if wide:
+        yield Cropped(worker.model)
+        yield _span(now - worker.started_at) if worker.alive and worker.started_at else "-"
+
+
+def _bar(used: int, places: int) -> Text:
+    full = min(_BAR_CELLS, -(-_BAR_CELLS * used // places)) if places > 0 else 0
+    return Text.assemble(("━" * full, "cyan"), ("━" * (_BAR_CELLS - full), "bright_black"))
+
+
+def _span(seconds: float) -> str:
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def _running(snapshot: Snapshot, rows: int, wide: bool) -> Table:
+    jobs = snapshot.running[:rows]
+    table = _job_table("running", wide)
+    shown = f", {len(jobs)} shown" if len(jobs) < snapshot.counts.running else ""
+    table.add_column(Cropped(f"{_jobs(snapshot.counts.running)}{shown}"), ratio=1)
+    for job in jobs:
+        table.add_row(Cropped(job.job_id), number(job.tokens), _growing(job))
+    return table
+
+
+def _growing(job: RunningJob) -> Cropped:
+    if job.worker_gone:
+        return Cropped(f"{job.text} [its worker is gone]", "yellow", shows_end=True)
+    return Cropped(job.text, shows_end=True)
+
+
+def _ended(snapshot: Snapshot, rows: int, wide: bool) -> Table:
+    table = _job_table("ended", wide)
+    table.add_column("why", no_wrap=True)
+    if wide:
+        table.add_column("at", no_wrap=True)
+    table.add_column(Cropped(f"{_jobs(snapshot.counts.ended)} in a day"), ratio=1)
+    for job in snapshot.ended[:rows]:
+        why = Text(job.reason, style="green" if job.succeeded else _REASON_STYLES.get(job.reason, ""))
+        at = [clock(job.ended_at)] if wide else []
+        table.add_row(Cropped(job.job_id), number(job.tokens), why, *at, Cropped(job.error, "red"))
+    return table
+
+
+def _jobs(count: int) -> str:
+    return f"{number(count)} job{'' if count == 1 else 's'}"
+
+
+def _job_table(title: str, wide: bool) -> Table:
+    table = _table(expand=True)
+    table.add_column(_title(title), width=_ID_CELLS if wide else _ID_CELLS // 2)
+    _number_columns(table, "tokens")
+    return table

@@ -1,0 +1,56 @@
+"""Tokens per second over the last minute as blocks. It must not know who made the tokens."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Final
+
+from rich.text import Text
+
+from minilab_client.watching.snapshot import WINDOW, Speed
+
+CELLS: Final = 60
+"""Columns of the widest plot: one a second."""
+
+_BLOCKS: Final = " ▁▂▃▄▅▆▇█"
+_ASCII_BLOCKS: Final = " .:-=+*##"
+_PARTS: Final = 8
+"""Heights that a cell can show, beside none."""
+
+
+def columns(speed: Speed, cells: int) -> list[float | None]:
+    """The mean speed in each of so many equal parts of the last minute, oldest first; None before the watch began.
+
+    The parts lie at fixed times, so that a plot moves to the left as time goes on and does not flicker.
+    """
+    seconds = WINDOW / cells
+    last = math.floor(speed.looked_at / seconds)
+    times = [sample.at for sample in speed.samples]
+    found: list[float | None] = []
+    for part in range(last - cells + 1, last + 1):
+        first, behind = bisect_left(times, part * seconds), bisect_left(times, (part + 1) * seconds)
+        # A sample tells of all the time since the one before it, also of parts in which nobody looked.
+        inside = speed.samples[first : max(behind, first + 1)]
+        began = (part + 1) * seconds > speed.began_at
+        found.append(sum(sample.tokens_per_second for sample in inside) / len(inside) if began and inside else None)
+    return found
+
+
+def plot(values: Sequence[float | None], rows: int, *, ascii_only: bool = False) -> list[Text]:
+    """Lines of a plot, the top one first. What is not known is a dot."""
+    blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
+    unknown = "." if ascii_only else "·"
+    top = max((value for value in values if value), default=1.0)
+    parts = [None if value is None else max(1, round(value / top * rows * _PARTS)) for value in values]
+    lines = []
+    for row in reversed(range(rows)):
+        line = Text(no_wrap=True)
+        for height in parts:
+            if height is None:
+                line.append(" " if row else unknown, style="dim")
+            else:
+                line.append(blocks[min(max(height - row * _PARTS, 0), _PARTS)], style="cyan")
+        lines.append(line)
+    return lines

@@ -1,0 +1,113 @@
+"""The workers of a service, from their leases and their reports. It must not know how many of them are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from rq import Worker
+
+from minilab_client.watching.snapshot import Fleet, Speed, WorkerLine
+from minilab_client.watching.speed import Speedometer
+from minilab_client.watching.survey import text_of
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.jobs import OUR_WORKERS
+from minilab_gen.protocol.worker_stats import WorkerStats, decode_stats
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """A worker as Redis tells of it."""
+
+    name: str
+    alive: bool
+    model: str
+    stats: WorkerStats | None = None
+
+
+class Workforce:
+    """Looks at workers: at all of ours in one command, and at each ordinary RQ worker in one."""
+
+    def __init__(self, model: str | None) -> None:
+        """``model``: only the workers that serve it."""
+        self._model = model
+        self._ours: list[str] = []
+        self._others: list[str] = []
+        self._speedometer = Speedometer()
+        self.lines: tuple[WorkerLine, ...] = ()
+        """Those that are gone first, then by name."""
+        self.speed = Speed()
+
+    @property
+    def fleet(self) -> Fleet:
+        """All lines in figures."""
+        up = [line for line in self.lines if line.alive]
+        return Fleet(
+            up=len(up),
+            gone=len(self.lines) - len(up),
+            used=sum(line.used or 0 for line in up),
+            places=sum(line.places or 0 for line in up),
+        )
+
+    def ask(self, pipeline: Any, records: Iterable[str]) -> None:
+        """Ask about the workers with these keys in RQ's books."""
+        names = [record.removeprefix(Worker.redis_worker_namespace_prefix) for record in records]
+        self._ours = [name for name in names if name.startswith(OUR_WORKERS)]
+        self._others = [name for name in names if not name.startswith(OUR_WORKERS)]
+        if self._ours:
+            pipeline.mget([*map(keys.worker_lease, self._ours), *map(keys.worker_stats, self._ours)])
+        for name in self._others:
+            pipeline.hget(f"{Worker.redis_worker_namespace_prefix}{name}", "queues")
+
+    def read(self, answers: Iterator[Any], at: float) -> None:
+        """Take the answers; ``at`` is the moment in seconds, on a clock that only grows."""
+        texts = next(answers) if self._ours else []
+        places = range(len(self._ours))
+        found = [_ours(self._ours[place], texts[place], texts[len(self._ours) + place]) for place in places]
+        found += [_other(name, next(answers)) for name in self._others]
+        shown = [worker for worker in found if worker is not None and self._model in (None, worker.model)]
+        reports = {worker.name: worker.stats for worker in shown if worker.alive and worker.stats}
+        self.speed = self._speedometer.note(at, reports)
+        self.lines = tuple(sorted(map(self._line, shown), key=lambda line: (line.alive, line.name)))
+
+    def _line(self, worker: _Found) -> WorkerLine:
+        stats = worker.stats
+        if stats is None:
+            return WorkerLine(worker.name, worker.model, worker.alive)
+        return WorkerLine(
+            name=worker.name,
+            model=worker.model,
+            alive=worker.alive,
+            used=stats.used,
+            places=stats.places,
+            tokens_per_second=self._speedometer.of(worker.name) if worker.alive else None,
+            started_at=stats.started_at,
+        )
+
+
+def _ours(name: str, lease: bytes | None, report: bytes | None) -> _Found | None:
+    """None for one of which only the name is left in RQ's books."""
+    stats = decode_stats(report)
+    if stats is not None:
+        return _Found(name, lease is not None, stats.model, stats)
+    return None if lease is None else _Found(name, alive=True, model=_model_of(_queues_in(lease)) or "")
+
+
+def _other(name: str, queues: bytes | None) -> _Found | None:
+    """None for one that is not there any more, or serves no queue of ours."""
+    model = _model_of(text_of(queues).split(",")) if queues else None
+    return None if model is None else _Found(name, alive=True, model=model)
+
+
+def _queues_in(lease: bytes) -> list[str]:
+    try:
+        return [str(name) for name in json.loads(lease)["queues"]]
+    except (ValueError, TypeError, KeyError):  # of another version; that it is there says enough
+        return []
+
+
+def _model_of(queues: Iterable[str]) -> str | None:
+    """The model that one serves who serves these queues."""
+    return next((parts[0] for name in queues if (parts := keys.queue_parts(name))), None)
