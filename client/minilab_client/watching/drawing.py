@@ -126,7 +126,7 @@ def _figure(jobs: int, style: str = "") -> Text:
 
 def _speed(speed: Speed, rows: int, options: ConsoleOptions) -> RenderableType:
     now = "-" if speed.now is None else number(speed.now)
-    span = f"last {min(WINDOW, speed.watched):.0f} s"
+    span = f"last {min(WINDOW, speed.watched):.0f} s" if speed.watched else ""
     labels = [Text("tokens/s", "bold"), Text(now, "bold cyan"), Text(span, "dim")] if rows > 1 else []
     labels = labels or [Text.assemble(("tok/s ", "bold"), (now, "bold cyan"))]
     cells = max(1, min(CELLS, options.max_width - _LABEL_CELLS))
@@ -136,7 +136,7 @@ def _speed(speed: Speed, rows: int, options: ConsoleOptions) -> RenderableType:
     for width in (_LABEL_CELLS, cells + 2, None):
         grid.add_column(width=width, no_wrap=True)
     top = max((value for value in values if value is not None), default=None)
-    remarks = [f"up to {number(top)}" if top else "", "", "since you came" if speed.watched < WINDOW else ""]
+    remarks = [f"up to {number(top)}" if top else "", "", "since you came" if 0 < speed.watched < WINDOW else ""]
     room = options.max_width >= _LABEL_CELLS + cells + _ID_CELLS + 2
     for place, line in enumerate(lines):
         grid.add_row(labels[place], line, Cropped(remarks[place] if room else "", "dim"))

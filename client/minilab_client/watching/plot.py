@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Final
 
 from rich.text import Text
@@ -14,8 +15,10 @@ from minilab_client.watching.snapshot import WINDOW, Speed
 CELLS: Final = 60
 """Columns of the widest plot: one a second."""
 
-_BLOCKS: Final = " ▁▂▃▄▅▆▇█"
-_ASCII_BLOCKS: Final = " .:-=+*##"
+_BLOCKS: Final = " ▁▂▃▄▅▆▇█·"
+_ASCII_BLOCKS: Final = " .:-=+*##?"
+"""From nothing to a full cell, then what is not known."""
+
 _PARTS: Final = 8
 """Heights that a cell can show, beside none."""
 
@@ -39,18 +42,22 @@ def columns(speed: Speed, cells: int) -> list[float | None]:
 
 
 def plot(values: Sequence[float | None], rows: int, *, ascii_only: bool = False) -> list[Text]:
-    """Lines of a plot, the top one first. What is not known is a dot."""
+    """Lines of a plot, the top one first. What is not known is a dot, or a question mark."""
     blocks = _ASCII_BLOCKS if ascii_only else _BLOCKS
-    unknown = "." if ascii_only else "·"
     top = max((value for value in values if value), default=1.0)
     parts = [None if value is None else max(1, round(value / top * rows * _PARTS)) for value in values]
     lines = []
     for row in reversed(range(rows)):
         line = Text(no_wrap=True)
-        for height in parts:
-            if height is None:
-                line.append(" " if row else unknown, style="dim")
-            else:
-                line.append(blocks[min(max(height - row * _PARTS, 0), _PARTS)], style="cyan")
+        for is_known, run in groupby(parts, lambda height: height is not None):
+            cells = (_cell(height, row, blocks) for height in run)
+            line.append("".join(cells), style="cyan" if is_known else "dim")
         lines.append(line)
     return lines
+
+
+def _cell(height: int | None, row: int, blocks: str) -> str:
+    """What stands in a row, counted from below, of a column of this height."""
+    if height is None:
+        return " " if row else blocks[-1]
+    return blocks[min(max(height - row * _PARTS, 0), _PARTS)]

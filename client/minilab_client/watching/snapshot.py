@@ -110,7 +110,7 @@ class Speed:
     """Tokens per second of all workers together."""
 
     now: float | None = None
-    """None while nobody can tell: one report of a worker is no speed."""
+    """None where no worker that is up tells."""
     samples: tuple[Sample, ...] = ()
     """Oldest first."""
     began_at: float = 0.0

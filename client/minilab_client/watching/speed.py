@@ -1,7 +1,7 @@
 """How fast tokens come, found from what workers report while somebody watches. It must not know Redis.
 
-A worker's speed is what its count of tokens grew between two of its reports, by its own clock: so neither the moments
-of the looks nor clocks that differ bend it.
+A worker's speed is what its count of tokens grew by between two of its reports, on its own clock: neither the moments
+of the looks nor clocks that differ bend it. Until there are two, what it says of itself serves: a mean over seconds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class _Seen:
     at: float
     """When it was first seen, on our clock."""
     stats: WorkerStats
-    tokens_per_second: float | None = None
+    tokens_per_second: float
 
 
 class Speedometer:
@@ -36,11 +36,10 @@ class Speedometer:
         self._samples: deque[Sample] = deque()
         self._began_at: float | None = None
 
-    def note(self, at: float, reports: Mapping[str, WorkerStats]) -> Speed:
-        """Take in the reports of the workers that are up, and tell the speed. ``at`` is in seconds and only grows."""
-        self._seen = {name: self._judge(at, self._seen.get(name), stats) for name, stats in reports.items()}
-        known = [seen.tokens_per_second for seen in self._seen.values() if seen.tokens_per_second is not None]
-        now = sum(known) if known or not reports else None
+    def note(self, at: float, reports: Mapping[str, WorkerStats | None]) -> Speed:
+        """Take in what the workers that are up report, and tell the speed. ``at`` is in seconds and only grows."""
+        self._seen = {name: self._judge(at, self._seen.get(name), stats) for name, stats in reports.items() if stats}
+        now = sum(seen.tokens_per_second for seen in self._seen.values()) if self._seen or not reports else None
         if self._began_at is None:
             self._began_at = at
         elif now is not None:
@@ -57,7 +56,7 @@ class Speedometer:
     @staticmethod
     def _judge(at: float, before: _Seen | None, stats: WorkerStats) -> _Seen:
         if before is None:
-            return _Seen(at, stats)
+            return _Seen(at, stats, stats.tokens_per_second)
         seconds = stats.reported_at - before.stats.reported_at
         if seconds > 0:
             return _Seen(at, stats, max(0, stats.tokens - before.stats.tokens) / seconds)

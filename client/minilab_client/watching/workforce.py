@@ -68,7 +68,7 @@ class Workforce:
         found = [_ours(self._ours[place], texts[place], texts[len(self._ours) + place]) for place in places]
         found += [_other(name, next(answers)) for name in self._others]
         shown = [worker for worker in found if worker is not None and self._model in (None, worker.model)]
-        reports = {worker.name: worker.stats for worker in shown if worker.alive and worker.stats}
+        reports = {worker.name: worker.stats for worker in shown if worker.alive}
         self.speed = self._speedometer.note(at, reports)
         self.lines = tuple(sorted(map(self._line, shown), key=lambda line: (line.alive, line.name)))
 
