@@ -15,9 +15,6 @@ from minilab_gen.protocol.keys import check_job_id, check_model_name
 MAX_WHOLE = 2**63 - 1
 """The largest whole number taken: what Redis counts with, and a bound on the digits that Python is asked to read."""
 
-SHORTEST_INTERVAL, LONGEST_INTERVAL = 0.1, 3600.0
-"""Seconds between two looks at a service."""
-
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _DECIMAL = re.compile(r"-?([0-9]{1,40}(\.[0-9]{0,400})?|\.[0-9]{1,400})([eE][+-]?[0-9]{1,4})?")
 
@@ -51,14 +48,6 @@ def decimal_number(text: str) -> float:
     return float(text)
 
 
-def seconds(text: str) -> float:
-    """The time between two looks: no less than anybody can see, no more than anybody waits."""
-    number = decimal_number(text)
-    if not SHORTEST_INTERVAL <= number <= LONGEST_INTERVAL:
-        raise click.BadParameter(f"must be from {SHORTEST_INTERVAL} to {LONGEST_INTERVAL:.0f} seconds, got {number:g}")
-    return number
-
-
 def token_ids(text: str) -> tuple[int, ...]:
     """Token ids with commas between them."""
     parts = text.split(",")
@@ -70,17 +59,17 @@ def token_ids(text: str) -> tuple[int, ...]:
     return tuple(map(int, parts))
 
 
-def job_id(text: str) -> str:
-    """A job id that may become part of a key."""
+def model_name(text: str) -> str:
+    """A model name that may become part of a key."""
     try:
-        return check_job_id(text)
+        return check_model_name(text)
     except RequestError as error:
         raise click.BadParameter(str(error)) from error
 
 
-def model_name(text: str) -> str:
-    """A model's name that may become part of a key."""
+def job_id(text: str) -> str:
+    """A job id that may become part of a key."""
     try:
-        return check_model_name(text)
+        return check_job_id(text)
     except RequestError as error:
         raise click.BadParameter(str(error)) from error

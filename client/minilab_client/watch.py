@@ -25,7 +25,16 @@ from minilab_gen.protocol.connection import masked_url
 _READER_CHECK = 0.5
 """Seconds after which a program that only waits looks whether its reader is still there."""
 
+_SHORTEST, _LONGEST = 0.1, 3600.0
+"""Seconds between two looks: no less than an eye can follow, no more than anybody waits."""
+
 _ONE_LINE = Room(height=1)
+
+
+def _check_interval(_ctx: click.Context, _option: click.Parameter, seconds: float) -> float:
+    if not _SHORTEST <= seconds <= _LONGEST:
+        raise click.BadParameter(f"must be from {_SHORTEST} to {_LONGEST:.0f}, got {seconds:g}")
+    return seconds
 
 
 @click.command(
@@ -34,10 +43,11 @@ _ONE_LINE = Room(height=1)
 )
 @click.option(
     "--interval",
-    type=parameters.seconds,
+    callback=_check_interval,
+    type=parameters.decimal_number,
     default="1",
     metavar="SECONDS",
-    help="Time between two looks, 0.1 to 3600. Default: 1.",
+    help=f"Time between two looks, {_SHORTEST} to {_LONGEST:.0f}. Default: 1.",
 )
 @click.option("--model", type=parameters.model_name, metavar="NAME", help="Only this model. Default: all.")
 @click.option("--once", is_flag=True, help="Look once, print what is seen, and end.")
@@ -48,7 +58,7 @@ def watch(settings: ClientSettings, interval: float, model: str | None, once: bo
 
     Where stdout is no terminal: one line of figures for each look.
     """
-    title = " · ".join(["minilab-client watch", _address(settings), *([f"model {model}"] if model else [])])
+    title = ", ".join([f"minilab-client watch: {_address(settings)}", *([f"model {model}"] if model else [])])
     with settings.connect() as connection:
         gatherer = Gatherer(connection, model)
         if once:
@@ -81,7 +91,7 @@ def _show_on_screen(gatherer: Gatherer, interval: float, title: str) -> None:
     from minilab_client.watching.screen import Screen  # only here, since it needs a Unix
 
     with Screen() as screen:
-        title = f"{title} · every {interval:g} s · {'q' if screen.has_keys else 'Ctrl-C'} leaves"
+        title = f"{title}, every {interval:g} s, {'q' if screen.has_keys else 'Ctrl-C'} leaves"
         snapshot, trouble, next_look = None, None, 0.0
         while True:
             if time.monotonic() >= next_look:

@@ -72,9 +72,10 @@ def clock(moment: float) -> str:
 
 def _parts(snapshot: Snapshot, rows: Rows, options: ConsoleOptions) -> Iterator[RenderableType]:
     wide = options.max_width >= _WIDE
+    bar = "=-" if options.ascii_only else "━─"
     yield _models(snapshot.models[: rows.models], snapshot.counts.models, wide)
     yield _speed(snapshot.speed, rows.plot, options)
-    yield _workers(snapshot, rows.workers, wide)
+    yield _workers(snapshot, rows.workers, bar if wide else None)
     yield _running(snapshot, rows.running, wide)
     yield _ended(snapshot, rows.ended, wide)
 
@@ -132,47 +133,47 @@ def _speed(speed: Speed, rows: int, options: ConsoleOptions) -> RenderableType:
     cells = max(1, min(CELLS, options.max_width - _LABEL_CELLS))
     values = columns(speed, cells)
     lines = plot(values, rows, ascii_only=options.ascii_only)
+    room = options.max_width >= _LABEL_CELLS + cells + _ID_CELLS
     grid = Table.grid(padding=0)
-    for width in (_LABEL_CELLS, cells + 2, None):
+    for width in (_LABEL_CELLS, cells + 2 if room else cells, None):
         grid.add_column(width=width, no_wrap=True)
     top = max((value for value in values if value is not None), default=None)
     remarks = [f"up to {number(top)}" if top else "", "", "since you came" if 0 < speed.watched < WINDOW else ""]
-    room = options.max_width >= _LABEL_CELLS + cells + _ID_CELLS + 2
     for place, line in enumerate(lines):
         grid.add_row(labels[place], line, Cropped(remarks[place] if room else "", "dim"))
     return grid
 
 
-def _workers(snapshot: Snapshot, rows: int, wide: bool) -> Table:
+def _workers(snapshot: Snapshot, rows: int, bar: str | None) -> Table:
     fleet, workers = snapshot.fleet, snapshot.workers[:rows]
     table = _table()
     gone = f"{number(fleet.gone)} gone" if fleet.gone else ""
     shown = f"{len(workers)} shown" if len(workers) < len(snapshot.workers) else ""
     table.add_column(_title("workers", f"{number(fleet.up)} up", gone, shown))
-    _number_columns(table, "places", *([""] if wide else []), "tokens/s", *(["model", "up for"] if wide else []))
+    _number_columns(table, "places", *([""] if bar else []), "tokens/s", *(["model", "up for"] if bar else []))
     for worker in workers:
-        table.add_row(*_worker_cells(worker, snapshot.taken_at, wide))
+        table.add_row(*_worker_cells(worker, snapshot.taken_at, bar))
     if not snapshot.workers:
         table.add_row(Cropped("start one: minilab-worker", "yellow"))
     return table
 
 
-def _worker_cells(worker: WorkerLine, now: float, wide: bool) -> Iterator[RenderableType]:
+def _worker_cells(worker: WorkerLine, now: float, bar: str | None) -> Iterator[RenderableType]:
     reported = worker.used is not None and worker.places is not None
     yield Cropped(worker.name, "" if worker.alive else "red")
     yield f"{number(worker.used or 0)}/{number(worker.places or 0)}" if reported else "-"
-    if wide:
-        yield _bar(worker.used or 0, worker.places or 0)
+    if bar:
+        yield _bar(worker.used or 0, worker.places or 0, *bar)
     speed = "-" if worker.tokens_per_second is None else number(worker.tokens_per_second)
     yield Text(speed, "cyan") if worker.alive else Text("gone", "bold red")
-    if wide:
+    if bar:
         yield Cropped(worker.model)
         yield _span(now - worker.started_at) if worker.alive and worker.started_at else "-"
 
 
-def _bar(used: int, places: int) -> Text:
+def _bar(used: int, places: int, filled: str, empty: str) -> Text:
     full = min(_BAR_CELLS, -(-_BAR_CELLS * used // places)) if places > 0 else 0
-    return Text.assemble(("━" * full, "cyan"), ("━" * (_BAR_CELLS - full), "bright_black"))
+    return Text.assemble((filled * full, "cyan"), (empty * (_BAR_CELLS - full), "bright_black"))
 
 
 def _span(seconds: float) -> str:
@@ -200,12 +201,12 @@ def _growing(job: RunningJob) -> Cropped:
 
 def _ended(snapshot: Snapshot, rows: int, wide: bool) -> Table:
     table = _job_table("ended", wide)
-    table.add_column("why", no_wrap=True)
+    table.add_column("why")
     if wide:
         table.add_column("at", no_wrap=True)
     table.add_column(Cropped(f"{_jobs(snapshot.counts.ended)} in a day"), ratio=1)
     for job in snapshot.ended[:rows]:
-        why = Text(job.reason, style="green" if job.succeeded else _REASON_STYLES.get(job.reason, ""))
+        why = Cropped(job.reason, "green" if job.succeeded else _REASON_STYLES.get(job.reason, ""))
         at = [clock(job.ended_at)] if wide else []
         table.add_row(Cropped(job.job_id), number(job.tokens), why, *at, Cropped(job.error, "red"))
     return table

@@ -91,23 +91,20 @@ class EndedJobs:
 
     def read(self, answers: Iterator[Any]) -> tuple[EndedJob, ...]:
         """Take the answers: the jobs, newest first."""
-        jobs = []
-        for ending in self._endings:
-            job = self._known.get(ending.job_id) or _ended(ending, next(answers), next(answers))
-            jobs.append(job)
-            if job.reason != ending.state:  # else the end may yet be written
-                self._known[job.job_id] = job
+        jobs = [self._known.get(ending.job_id) or self._read(ending, answers) for ending in self._endings]
         return tuple(sorted(jobs, key=lambda job: -job.ended_at))
 
-
-def _ended(ending: Ending, ended_at: bytes | None, last: Sequence[RawEntry] | None) -> EndedJob:
-    event = _decoded(last[0]) if last else None
-    when = _unix_time(ended_at) or ending.ended_at
-    if not isinstance(event, EndEvent):  # its stream has expired, or nobody has written the end yet
-        tokens = event.number if event else 0
-        return EndedJob(ending.job_id, when, ending.state, ending.state == "finished", tokens)
-    error = event.error or (f"while {event.phase}" if event.phase else "")
-    return EndedJob(ending.job_id, when, event.reason, event.succeeded, event.tokens, error)
+    def _read(self, ending: Ending, answers: Iterator[Any]) -> EndedJob:
+        when = _unix_time(next(answers)) or ending.ended_at
+        last = next(answers)
+        event = _decoded(last[0]) if last else None
+        if not isinstance(event, EndEvent):  # its stream has expired, or nobody has written the end yet
+            tokens = event.number if event else 0
+            return EndedJob(ending.job_id, when, ending.state, ending.state == "finished", tokens)
+        error = event.error or (f"while {event.phase}" if event.phase else "")
+        job = EndedJob(ending.job_id, when, event.reason, event.succeeded, event.tokens, error)
+        self._known[ending.job_id] = job
+        return job
 
 
 def _decoded(entry: RawEntry) -> Event | None:
