@@ -132,12 +132,14 @@ def test_the_whole_command_line_works_as_the_clients_user(
 ) -> None:
     start()
     monkeypatch.setenv("MINILAB_REDIS_URL", urls[CLIENT])
+    monkeypatch.setenv("FORCE_COLOR", "1")  # else watch would show no job
     wait_until(lambda: server.exists(keys.model_card(keys.DEFAULT_MODEL)))
 
     commands: list[tuple[str, ...]] = [
         ("submit", "Phileas Fogg", "--job-id", "a", "--max-queued", "10", "--follow", "--json"),
         *((command, "a") for command in ("tail", "status", "result", "cancel")),
         *((command, "--json") for command in ("jobs", "models", "workers")),
+        ("watch", "--once"),
     ]
 
     assert {command: run_client(*command).exit_code for command in commands} == dict.fromkeys(commands, 0)

@@ -6,16 +6,15 @@ import json
 import os
 import pty
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Self
 
 import pytest
 import redis
+from client_process import Program, environment
 from client_program import announce_worker, end, run, start, submit, write
 from waiting import LIMIT, wait_until
 
@@ -56,47 +55,6 @@ def answers(connection: redis.Redis) -> bool:
         return bool(connection.ping())
     except redis.ConnectionError:
         return False
-
-
-class Program:
-    """``minilab-client``, running, as its reader sees it."""
-
-    def __init__(self, url: str, *arguments: str, stdout: int = subprocess.PIPE, **variables: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "minilab_client", *arguments],
-            stdin=subprocess.DEVNULL,
-            stdout=stdout,
-            stderr=subprocess.PIPE,
-            text=True,
-            encoding="utf-8",
-            env={**environment(url), **variables},
-        )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.process.kill()
-        self.process.__exit__(None, None, None)
-
-    @property
-    def output(self) -> IO[str]:
-        assert self.process.stdout is not None
-        return self.process.stdout
-
-    def interrupt(self) -> None:
-        self.process.send_signal(signal.SIGINT)
-
-    def ended(self) -> tuple[int, str]:
-        """The exit code, and all that it said to people."""
-        assert self.process.stderr is not None
-        said = self.process.stderr.read()
-        return self.process.wait(timeout=LIMIT), said
-
-
-def environment(url: str) -> dict[str, str]:
-    """The variables of a program that uses the server."""
-    return {**os.environ, "MINILAB_REDIS_URL": url, "PYTHONPATH": os.pathsep.join(sys.path)}
 
 
 def running_job(connection: redis.Redis, *texts: str) -> None:
