@@ -12,7 +12,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-import gguf  # type: ignore[import-not-found]
+import gguf
 import numpy as np
 from safetensors.numpy import load_file
 

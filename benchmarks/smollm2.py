@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import click
-import gguf  # type: ignore[import-not-found]
+import gguf
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers

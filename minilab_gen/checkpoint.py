@@ -1,78 +1,72 @@
-"""Checkpoint folders in the layout that Hugging Face uses for Llama: read, written, fingerprinted.
+"""Checkpoint folders in the layout of Hugging Face: read, written, fingerprinted.
 
 It must not know about Redis or about how tokens are chosen.
 
-A folder holds ``config.json``, ``model.safetensors`` and ``tokenizer.json``. On disk the query, key and value
-projections are three tensors; here they are one, so that one product makes all three.
+A folder holds ``config.json``, ``tokenizer.json`` and weights. On disk the query, key and value projections are three
+tensors; here they are one, so that one product makes all three.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors.torch import save_file
+from torch import Tensor, nn
 
 from minilab_gen.errors import CheckpointError
+from minilab_gen.families import config_of, described
+from minilab_gen.json_file import read_json
+from minilab_gen.linear import Linear
 from minilab_gen.model import MiniLabModel, ModelConfig
-from minilab_gen.tokenizer import END_OF_TEXT, Tokenizer
+from minilab_gen.rotary import Rotary
+from minilab_gen.tokenizer import END_OF_TEXT, Tokenizer, get_tokenizer
+from minilab_gen.weights import SINGLE_FILE, StoredWeights, weight_files
 
-_KEYS = {
-    "vocab_size": "vocab_size",
-    "context_length": "max_position_embeddings",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_kv_head": "num_key_value_heads",
-    "d_model": "hidden_size",
-    "d_hidden": "intermediate_size",
-    "rope_theta": "rope_theta",
-    "norm_eps": "rms_norm_eps",
-    "tied_embeddings": "tie_word_embeddings",
+_TENSORS = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.weight": "model.norm.weight",
+    "head.weight": "lm_head.weight",
 }
-"""Our name of each shape: the key in ``config.json``."""
-
-_FIXED = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
-"""Keys of ``config.json`` that may be left out but say nothing else, because another model would be meant."""
+"""Our name of a tensor: that on disk."""
 
 _BLOCK_TENSORS = {
-    "attention_norm": "input_layernorm",
-    "output": "self_attn.o_proj",
-    "feed_forward_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
+    "attention_norm.weight": "input_layernorm.weight",
+    "head_norm.query": "self_attn.q_norm.weight",
+    "head_norm.key": "self_attn.k_norm.weight",
+    "output.weight": "self_attn.o_proj.weight",
+    "feed_forward_norm.weight": "post_attention_layernorm.weight",
+    "gate.weight": "mlp.gate_proj.weight",
+    "up.weight": "mlp.up_proj.weight",
+    "down.weight": "mlp.down_proj.weight",
 }
-_QKV_TENSORS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+"""The same within a layer."""
+
+_QKV_MODULES = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+_IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
+"""Tensors that may stand in a folder besides: angles that follow from the config, and a tied head stored again."""
 
 _PROBE_LENGTH = 16
 """Tokens of the fixed probe whose logits go into the fingerprint."""
 
+_PIECE = 1 << 20
+"""Bytes of a file that are hashed at a time."""
+
 
 def read_config(folder: Path) -> ModelConfig:
-    """The shape that ``config.json`` gives. Raises CheckpointError where it is missing or not a Llama."""
-    stored = read_json(folder / "config.json")
-    architectures = stored.get("architectures") or ["(none named)"]
-    if architectures != ["LlamaForCausalLM"]:
-        raise CheckpointError(f"{folder}: the architecture must be LlamaForCausalLM, got {', '.join(architectures)}")
-    rope = stored.get("rope_parameters") or {"rope_type": "default"}  # where transformers 5 writes rope_theta
-    scaling = stored.get("rope_scaling") or (rope if rope.get("rope_type") != "default" else None)
-    if scaling:
-        raise CheckpointError(f"{folder}: rope_scaling must be absent, got {scaling!r}")
+    """The shape that ``config.json`` gives. Raises CheckpointError where it is missing or of no family served."""
+    file = folder / "config.json"
+    stored = read_json(file)
     try:
-        config = ModelConfig(**{ours: (rope | stored)[theirs] for ours, theirs in _KEYS.items()})
-    except KeyError as error:
-        raise CheckpointError(f"{folder / 'config.json'} lacks the key {error.args[0]}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{folder / 'config.json'}: {error}") from error
-    for key, only in {**_FIXED, "head_dim": config.head_dim}.items():
-        if stored.get(key) not in (None, only):
-            raise CheckpointError(f"{folder}: {key} must be {only!r}, got {stored[key]!r}")
-    return config
+        return config_of(stored)
+    except CheckpointError as error:
+        raise CheckpointError(f"{file}: {error}") from error
 
 
 def read_stop_ids(folder: Path) -> tuple[int, ...]:
@@ -80,52 +74,69 @@ def read_stop_ids(folder: Path) -> tuple[int, ...]:
     for name in ("generation_config.json", "config.json"):
         if (folder / name).exists():
             stop = read_json(folder / name).get("eos_token_id")
+            ids = stop if isinstance(stop, list) else [stop]
+            if stop is not None and all(type(token) is int and token >= 0 for token in ids):
+                return tuple(ids)
             if stop is not None:
-                return tuple(stop) if isinstance(stop, list) else (stop,)
+                raise CheckpointError(f"{folder / name}: eos_token_id must be an id or a list of ids, got {stop!r}")
     return ()
 
 
-def read_model(folder: Path) -> MiniLabModel:
-    """The model in a folder, not yet frozen. Raises CheckpointError naming the tensor that is wrong."""
-    config = read_config(folder)
-    file = folder / "model.safetensors"
-    try:
-        stored = load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{file} cannot be read: {error}") from error
-    model = MiniLabModel(config)
-    for name, weight in model.named_parameters():
-        weight.data = _stored_weight(file, stored, _stored_names(name), weight.shape)  # tied ones are one parameter
+def read_model(
+    folder: Path, dtype: torch.dtype = torch.float32, on_layer: Callable[[Linear], None] | None = None
+) -> MiniLabModel:
+    """The model in a folder, not yet frozen. Raises CheckpointError naming the tensor that is wrong.
+
+    Its vocabulary ends where the tokenizer's does. The rows beyond, which some models have for round numbers, are left
+    out, so that no id without a text can be chosen.
+
+    With ``on_layer`` weights are mapped from their files where they need no change: it gets each linear layer as soon
+    as its weight is there and should lay it out in memory of its own. The embedding stays mapped, as it is stored.
+    """
+    stored_config = read_config(folder)
+    config = replace(stored_config, vocab_size=_spoken_vocabulary(folder, stored_config.vocab_size))
+    weights = StoredWeights(folder)
+    weights.check(_expected(stored_config), _IGNORED)
+    model = _without_weights(config)
+    model.rotary = Rotary(config)
+    for name, module in model.named_modules():
+        is_mapped = on_layer is not None and isinstance(module, nn.Embedding | Linear)
+        for kind, wanted in list(module.named_parameters(recurse=False)):
+            parts = [weights.read(part) for part in _stored_parts(f"{name}.{kind}", wanted.shape, config)]
+            weight = (torch.cat(parts) if len(parts) > 1 else parts[0])[: len(wanted)]
+            if not isinstance(module, nn.Embedding) or on_layer is None:
+                weight = weight.to(dtype, copy=not is_mapped)
+            setattr(module, kind, nn.Parameter(weight))
+            del parts, weight  # so that nothing mapped outlives its layer
+        if isinstance(module, Linear) and on_layer is not None:
+            on_layer(module)
+    if config.tied_embeddings and on_layer is None:
+        model.head.weight = cast(nn.Parameter, model.embedding.weight)
     return model
 
 
 def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) -> None:
-    """Write a folder that :func:`read_model` and the transformers library open alike."""
+    """Write a folder that :func:`read_model` and the transformers library open alike. The model must not be packed."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = model.config
     end_of_text = tokenizer.token_id(END_OF_TEXT)
-    described = {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
-        **{theirs: getattr(config, ours) for ours, theirs in _KEYS.items()},
-        "head_dim": config.head_dim,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
+    content = {
+        **described(model.config),
         "bos_token_id": end_of_text,
         "eos_token_id": end_of_text,
         "torch_dtype": "float32",
     }
-    (folder / "config.json").write_text(json.dumps(described, indent=2) + "\n", encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-    save_file(_tensors_to_store(model), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_tensors_to_store(model), folder / SINGLE_FILE, metadata={"format": "pt"})
 
 
 def fingerprint(folder: Path, model: MiniLabModel) -> str:
     """A hash of the folder's files and of the logits of a fixed probe: equal ones give equal tokens."""
     digest = hashlib.sha256()
-    for name in ("config.json", "model.safetensors", "tokenizer.json"):
-        digest.update((folder / name).read_bytes())
+    for file in (folder / "config.json", *weight_files(folder), folder / "tokenizer.json"):
+        with file.open("rb") as opened:
+            while piece := opened.read(_PIECE):
+                digest.update(piece)
     length = min(_PROBE_LENGTH, model.config.context_length)
     probe = torch.arange(length, device=model.device) % model.config.vocab_size
     with torch.no_grad():
@@ -134,51 +145,50 @@ def fingerprint(folder: Path, model: MiniLabModel) -> str:
     return digest.hexdigest()[:32]
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises CheckpointError where there is none."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} must hold a JSON object, got {type(content).__name__}")
-    return content
+def _spoken_vocabulary(folder: Path, vocab_size: int) -> int:
+    """How many ids the model may choose from: those that its tokenizer knows, all of them where there is none."""
+    if not (folder / "tokenizer.json").exists():
+        return vocab_size
+    known = get_tokenizer(folder).vocab_size
+    if known > vocab_size:
+        raise CheckpointError(
+            f"{folder / 'tokenizer.json'} must know at most the {vocab_size} ids of the model, got {known}"
+        )
+    return known
 
 
-def _stored_names(name: str) -> list[str]:
-    """The tensors on disk that make up one of ours, in order."""
-    if name == "embedding.weight":
-        return ["model.embed_tokens.weight"]
-    if name == "norm.weight":
-        return ["model.norm.weight"]
-    if name == "head.weight":
-        return ["lm_head.weight"]
-    _, layer, module, kind = name.split(".")
-    parts = _QKV_TENSORS if module == "qkv" else (_BLOCK_TENSORS[module],)
-    return [f"model.layers.{layer}.{part}.{kind}" for part in parts]
+def _without_weights(config: ModelConfig) -> MiniLabModel:
+    """A model of which only the shapes are there."""
+    with torch.device("meta"):
+        return MiniLabModel(config)
 
 
-def _stored_weight(file: Path, stored: dict[str, Tensor], names: list[str], shape: torch.Size) -> Tensor:
-    missing = [name for name in names if name not in stored]
-    if missing:
-        raise CheckpointError(f"{file} lacks the tensor {missing[0]}")
-    try:
-        weight = torch.cat([stored[name].float() for name in names])
-    except RuntimeError as error:
-        raise CheckpointError(f"{file}: {' + '.join(names)} must be {tuple(shape)}: {error}") from error
-    if weight.shape != shape:
-        raise CheckpointError(f"{file}: {' + '.join(names)} must be {tuple(shape)}, got {tuple(weight.shape)}")
-    return weight
+def _expected(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors that a folder must hold, and their shapes."""
+    expected: dict[str, tuple[int, ...]] = {}
+    for name, weight in _without_weights(config).named_parameters():  # a tied head is no parameter of its own
+        expected |= _stored_parts(name, weight.shape, config)
+    return expected
+
+
+def _stored_parts(name: str, shape: tuple[int, ...], config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors on disk that make up one of ours, in order, and their shapes."""
+    if name == "head.weight" and config.tied_embeddings:
+        name = "embedding.weight"
+    if name in _TENSORS:
+        return {_TENSORS[name]: tuple(shape)}
+    _, layer, part = name.split(".", 2)
+    if not part.startswith("qkv."):
+        return {f"model.layers.{layer}.{_BLOCK_TENSORS[part]}": tuple(shape)}
+    kind = part.removeprefix("qkv.")
+    modules = zip(_QKV_MODULES, config.qkv_sizes, strict=True)
+    return {f"model.layers.{layer}.{module}.{kind}": (size, *shape[1:]) for module, size in modules}
 
 
 def _tensors_to_store(model: MiniLabModel) -> dict[str, Tensor]:
-    config = model.config
-    query, key_or_value = config.n_head * config.head_dim, config.n_kv_head * config.head_dim
     tensors: dict[str, Tensor] = {}
     for name, weight in model.named_parameters():
-        names = _stored_names(name)
-        sizes = [query, key_or_value, key_or_value] if len(names) > 1 else [len(weight)]
-        tensors.update(zip(names, (part.detach().contiguous() for part in weight.split(sizes)), strict=True))
+        parts = _stored_parts(name, weight.shape, model.config)
+        pieces = weight.detach().split([shape[0] for shape in parts.values()])
+        tensors.update(zip(parts, (piece.contiguous() for piece in pieces), strict=True))
     return tensors

@@ -35,9 +35,10 @@ _PACK_ROWS = 64
 """Rows that oneDNN lays the weight out for. A hint: any row count gives the same bits."""
 
 
-def packing_is_available() -> bool:
-    """Whether this build of PyTorch has the prepacked linear operators."""
-    return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+def can_pack(device: torch.device) -> bool:
+    """Whether this build of PyTorch has the prepacked linear operators for a device."""
+    is_there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return is_there and device.type == "cpu"
 
 
 class DirectModule(nn.Module):
@@ -62,10 +63,17 @@ class Linear(DirectModule):
         nn.init.normal_(self.weight, std=0.02)
 
     def freeze(self, *, packed: bool) -> None:
-        """Fix the weight for inference. Later changes to ``weight`` are not seen by a packed layer."""
+        """Fix the weight for inference. A packed layer keeps its own layout of it and lets ``weight`` go.
+
+        Raises ValueError where a layer is packed already and should not be.
+        """
         self.requires_grad_(False)
-        self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _PACK_ROWS) if packed else None
-        self._product = torch.ops.mkldnn._linear_pointwise.default if packed else None
+        if self._packed is not None and not packed:
+            raise ValueError("a packed layer has let its weight go; read the model again to have it unpacked")
+        if packed and self._packed is None:
+            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _PACK_ROWS)
+            self._product = torch.ops.mkldnn._linear_pointwise.default
+            self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """The plain product, (rows, out_features)."""

@@ -2,14 +2,13 @@
 
 It must not know where prompts come from or how tokens are chosen: ids go in, logits come out.
 
-Sources: Touvron et al. 2023, "LLaMA"; Su et al. 2021, "RoFormer" (rotary positions); Shazeer 2020, "GLU Variants
-Improve Transformer" (SwiGLU); Ainslie et al. 2023, "GQA"; Zhang and Sennrich 2019, "Root Mean Square Layer
-Normalization".
+Sources: Touvron et al. 2023, "LLaMA"; Shazeer 2020, "GLU Variants Improve Transformer" (SwiGLU); Ainslie et al. 2023,
+"GQA"; Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; Bai et al. 2023, "Qwen Technical Report" (biases
+of queries, keys and values); Yang et al. 2025, "Qwen3 Technical Report" (norms of query and key heads).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import cast
 
@@ -19,41 +18,11 @@ from torch import Tensor, nn
 
 from minilab_gen.attention import AttentionMemory, TrainingAttention
 from minilab_gen.kv_cache import KVCache
-from minilab_gen.linear import DirectModule, Linear, packing_is_available
+from minilab_gen.linear import DirectModule, Linear, can_pack
+from minilab_gen.model_config import ModelConfig
+from minilab_gen.rotary import Rotary
 
 __all__ = ["KVCache", "MiniLabModel", "ModelConfig", "load"]
-
-
-@dataclass(frozen=True, slots=True)
-class ModelConfig:
-    """The shape of a model. The defaults are the shape of the shipped base model."""
-
-    vocab_size: int = 2048
-    context_length: int = 128
-    n_layer: int = 4
-    n_head: int = 8
-    n_kv_head: int = 1
-    d_model: int = 256
-    d_hidden: int = 512
-    rope_theta: float = 10_000.0
-    norm_eps: float = 1e-5
-    tied_embeddings: bool = True
-
-    def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.type == "int" and (type(value) is not int or value < 1):
-                raise ValueError(f"{field.name} must be an integer of at least 1, got {value!r}")
-            if field.type == "float" and (type(value) not in (int, float) or not 0 < value < float("inf")):
-                raise ValueError(f"{field.name} must be a number above 0, got {value!r}")
-        if self.d_model % self.n_head or self.head_dim % 2:
-            raise ValueError(f"d_model must be n_head times an even number, got {self.d_model} and {self.n_head}")
-        if self.n_head % self.n_kv_head:
-            raise ValueError(f"n_head must be a multiple of n_kv_head, got {self.n_head} and {self.n_kv_head}")
-
-    @property
-    def head_dim(self) -> int:
-        return self.d_model // self.n_head
 
 
 class RMSNorm(DirectModule):
@@ -67,40 +36,47 @@ class RMSNorm(DirectModule):
 
     def freeze(self) -> None:
         """Fix the weight for inference."""
-        self._gain = self.weight.detach() * self._shape[0] ** 0.5
+        self._gain = self.weight.detach().float() * self._shape[0] ** 0.5
 
     def forward(self, x: Tensor) -> Tensor:
         if self._gain is None:
             return F.rms_norm(x, self._shape, self.weight, self._eps)
-        # The same over sums instead of means, in place: three quarters of the time, and each operation rounds exactly.
-        length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        return x.div(length.mul_(length).add_(self._shape[0] * self._eps).sqrt_()).mul_(self._gain)
+        return _normed(x, self._gain, self._shape[0] * self._eps)
 
 
-class Rotary(nn.Module):
-    """Rotary positions: the two halves of each head turned by an angle that grows with the position."""
-
-    cosine: Tensor
-    sine: Tensor
+class HeadNorm(DirectModule):
+    """The same over each head, with one weight for all query heads and one for all key heads."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        half = config.head_dim // 2
-        frequency = config.rope_theta ** (-torch.arange(half, dtype=torch.float64) / half)
-        angle = torch.outer(torch.arange(config.context_length, dtype=torch.float64), frequency)  # (context, half)
-        cosine, sine = angle.cos().float(), angle.sin().float()
-        self.register_buffer("cosine", torch.cat([cosine, cosine], 1)[:, None], persistent=False)
-        self.register_buffer("sine", torch.cat([-sine, sine], 1)[:, None], persistent=False)
-        self._half = half
+        self.query = nn.Parameter(torch.ones(config.head_dim))
+        self.key = nn.Parameter(torch.ones(config.head_dim))
+        self._heads = (config.n_head, config.n_kv_head)
+        self._shape, self._eps = (config.head_dim,), config.norm_eps
+        self._gain: Tensor | None = None
 
-    def at(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The cosines and signed sines of each position, both (tokens, 1, head_dim)."""
-        return self.cosine[positions], self.sine[positions]
+    def freeze(self) -> None:
+        """Fix the weights for inference."""
+        self._gain = self._weight().detach().float() * self._shape[0] ** 0.5
 
-    def turn(self, heads: Tensor, angle: tuple[Tensor, Tensor]) -> Tensor:
-        """Heads (tokens, n, head_dim) turned by their angle."""
-        cosine, sine = angle
-        return torch.roll(heads, self._half, -1).mul_(sine).addcmul_(heads, cosine)
+    def forward(self, heads: Tensor) -> Tensor:
+        """Query heads, then key heads, (tokens, n_head + n_kv_head, head_dim)."""
+        if self._gain is None:
+            return F.rms_norm(heads, self._shape, None, self._eps) * self._weight()
+        return _normed(heads, self._gain, self._shape[0] * self._eps)
+
+    def _weight(self) -> Tensor:
+        n_head, n_kv_head = self._heads
+        return torch.cat([self.query.expand(n_head, -1), self.key.expand(n_kv_head, -1)])
+
+
+def _normed(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+    """A norm over sums instead of means, in place: three quarters of the time, and each operation rounds exactly.
+
+    ``gain`` is the weight and ``eps`` the norm's own, times the root of the size and times the size.
+    """
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
+    return x.div(length.mul_(length).add_(eps).sqrt_()).mul_(gain).to(x.dtype)
 
 
 class Block(nn.Module):
@@ -112,7 +88,8 @@ class Block(nn.Module):
         self.n_head, self.n_kv_head = config.n_head, config.n_kv_head
         self.head_dim, self._dropout = head_dim, dropout
         self.attention_norm = RMSNorm(d_model, config.norm_eps)
-        self.qkv = Linear(d_model, (config.n_head + 2 * config.n_kv_head) * head_dim)
+        self.qkv = Linear(d_model, sum(config.qkv_sizes), bias=config.qkv_bias)
+        self.head_norm = HeadNorm(config) if config.head_norm else None
         self.output = Linear(config.n_head * head_dim, d_model)
         self.feed_forward_norm = RMSNorm(d_model, config.norm_eps)
         self.gate = Linear(d_model, config.d_hidden)
@@ -124,7 +101,10 @@ class Block(nn.Module):
     ) -> Tensor:
         """The residual stream after this layer, (tokens, d_model)."""
         heads = self.qkv(self._dropped(self.attention_norm(x))).unflatten(1, (-1, self.head_dim))
-        turned = rotary.turn(heads[:, : self.n_head + self.n_kv_head], angle)  # values are not turned
+        queries_keys = heads[:, : self.n_head + self.n_kv_head]  # values are neither normed nor turned
+        if self.head_norm is not None:
+            queries_keys = self.head_norm(queries_keys)
+        turned = rotary.turn(queries_keys, angle)
         queries, keys = turned[:, : self.n_head], turned[:, self.n_head :]
         keys_values = torch.cat([keys, heads[:, -self.n_kv_head :]], dim=-1)  # (tokens, n_kv_head, 2 * head_dim)
         x = self.output.plus(memory.attend(layer, queries, keys_values), x)
@@ -157,15 +137,23 @@ class MiniLabModel(nn.Module):
     def device(self) -> torch.device:
         return self.embedding.weight.device
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """What the model computes in. The embedding may be stored in another type."""
+        return self.norm.weight.dtype
+
     def freeze(self, *, packed: bool | None = None) -> MiniLabModel:
-        """Fix the weights for inference and lay them out for speed; ``packed=None`` packs where it can."""
-        packed = packing_is_available() and self.device.type == "cpu" if packed is None else packed
+        """Fix the weights for inference and lay them out for speed; ``packed=None`` packs where it can.
+
+        A packed layer lets go of the weight that it was made from.
+        """
+        packed = can_pack(self.device) if packed is None else packed
         self.eval().requires_grad_(False)
         for module in self.modules():
             vars(module).update(module.named_children())  # nn.Module would search for them at every use
             if isinstance(module, Linear):
                 module.freeze(packed=packed)
-            elif isinstance(module, RMSNorm):
+            elif isinstance(module, RMSNorm | HeadNorm):
                 module.freeze()
         return self
 
@@ -191,8 +179,8 @@ class MiniLabModel(nn.Module):
 
     def trunk(self, ids: Tensor, memory: AttentionMemory) -> Tensor:
         """The normed residual stream after the last layer, (tokens, d_model), of flat ids (tokens,)."""
-        x = self.embedding(ids)
-        angle = self.rotary.at(memory.positions)
+        x = self.embedding(ids).to(self.dtype)
+        angle = self.rotary.at(memory.positions, x.dtype)
         for layer, block in enumerate(self.blocks):
             x = block(x, layer, self.rotary, angle, memory)
         normed: Tensor = self.norm(x)
@@ -209,8 +197,14 @@ class MiniLabModel(nn.Module):
         return logits.unflatten(0, (batch, length)), loss
 
 
-def load(path: str | Path) -> MiniLabModel:
-    """The model of a checkpoint folder, frozen for inference. Errors: :class:`~minilab_gen.errors.CheckpointError`."""
+def load(path: str | Path, dtype: torch.dtype = torch.float32, *, packed: bool | None = None) -> MiniLabModel:
+    """The model of a checkpoint folder, frozen for inference, computing in ``dtype``; ``packed`` as in ``freeze``.
+
+    Each layer is laid out as soon as it is read, so that loading needs little more memory than the model. Raises
+    :class:`~minilab_gen.errors.CheckpointError`.
+    """
     from minilab_gen.checkpoint import read_model  # a checkpoint knows models, so the import goes this way round
 
-    return read_model(Path(path)).freeze()
+    packed = can_pack(torch.device("cpu")) if packed is None else packed
+    model = read_model(Path(path), dtype, (lambda layer: layer.freeze(packed=True)) if packed else None)
+    return model.freeze(packed=packed)

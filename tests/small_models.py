@@ -11,9 +11,12 @@ from typing import cast
 
 import torch
 from hypothesis import settings
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
 from minilab_gen.model import KVCache, MiniLabModel, ModelConfig
+from minilab_gen.tokenizer import Tokenizer
 
 PROPERTY = settings(derandomize=True, deadline=None, max_examples=150)
 """For hypothesis: the same examples in every run, and no limit on the time of one, because machines are loaded."""
@@ -61,6 +64,14 @@ def random_model(config: ModelConfig = EIGHT_TO_ONE, *, seed: int = 0) -> MiniLa
             if weight.dim() == 2:
                 weight.normal_(std=2 * weight.shape[1] ** -0.5, generator=generator)
     return model
+
+
+def tokenizer_of(vocab_size: int) -> Tokenizer:
+    """A byte-level tokenizer of so many ids, up to 256: one for each of the first bytes."""
+    letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocab_size]
+    library = Library(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
+    library.decoder = decoders.ByteLevel()
+    return Tokenizer(library)
 
 
 @contextmanager

@@ -14,9 +14,10 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 from small_models import threads
 
+from minilab_gen.checkpoint import read_config, read_model
 from minilab_gen.corpus import Corpus, read_corpus, token_row
 from minilab_gen.errors import RequestError
-from minilab_gen.model import MiniLabModel, ModelConfig, load
+from minilab_gen.model import MiniLabModel, ModelConfig
 from minilab_gen.tokenizer import END_OF_TEXT, get_tokenizer, train_tokenizer
 from minilab_gen.train import Trainer, TrainSettings, main, train
 
@@ -150,7 +151,7 @@ def test_a_run_leaves_a_checkpoint_its_record_and_its_curve(corpus: Corpus, tmp_
 
     names = {"config.json", "model.safetensors", "tokenizer.json", "training.json", "training.png"}
     assert {file.name for file in folder.iterdir()} == names
-    assert same_weights(load(folder), run.model)
+    assert same_weights(read_model(folder), run.model)
     assert get_tokenizer(folder).to_json() == run.tokenizer.to_json()
     assert (folder / "training.png").read_bytes().startswith(b"\x89PNG")
 
@@ -257,7 +258,7 @@ def test_the_command_trains_and_tells_the_score(book: Path, tmp_path: Path) -> N
 
     assert ended.exit_code == 0, ended.output
     assert "bits per byte on the held-out chapters" in ended.stdout
-    assert load(folder).config == ModelConfig(vocab_size=300)
+    assert read_config(folder) == ModelConfig(vocab_size=300)
 
 
 def test_the_command_tells_what_is_wrong_with_a_corpus_without_a_traceback(book: Path, tmp_path: Path) -> None:

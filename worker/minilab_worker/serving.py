@@ -34,11 +34,10 @@ def load_served_model(folder: Path, name: str, max_batch: int, threads: int | No
     model, tokenizer = load(folder), get_tokenizer(folder)
     verdict = check_exactness(model, max_batch, threads)
     if not verdict.is_exact:
-        padded = check_exactness(model.freeze(packed=False), max_batch, threads)
-        if padded.is_exact:
-            verdict = padded
-        else:
-            model.freeze()
+        padded = load(folder, packed=False)
+        padded_verdict = check_exactness(padded, max_batch, threads)
+        if padded_verdict.is_exact:
+            model, verdict = padded, padded_verdict
     card = ModelCard(
         name=name,
         context_length=model.config.context_length,

@@ -1,0 +1,22 @@
+"""JSON objects of checkpoint folders. It must not know what they mean, and needs no torch."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from minilab_gen.errors import CheckpointError
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises CheckpointError where there is none."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CheckpointError(f"{file} is not JSON: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} must hold a JSON object, got {type(content).__name__}")
+    return content
