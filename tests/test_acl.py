@@ -295,7 +295,7 @@ def test_a_worker_takes_over_as_the_workers_user(
     worker = start()
 
     wait_until(lambda: worker.done)
-    assert worker._takeover.taken == 1
+    assert worker.tally.taken_over == 1
     assert ids_of(list(minilab_gen.tail(job_id))) == reference_ids(served, LONG)
     assert denials(server) == []
 

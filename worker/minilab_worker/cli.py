@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import sys
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import click
@@ -42,6 +43,10 @@ step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs 
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with.  [default: one a core]")
 @click.option("--lease", type=click.IntRange(3, 3600), default=15, help="Seconds of silence that mean death.")
 @click.option("--grace", type=click.FloatRange(0, 86400), default=25.0, help="Seconds to finish jobs after SIGTERM.")
+@click.option(
+    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics here; 0 takes a free port."
+)
+@click.option("--metrics-host", default="127.0.0.1", help="Address of this machine on which to serve them.")
 @click.option("--verbose", "-v", is_flag=True, help="Say more on stderr.")
 @click.option("--quiet", "-q", is_flag=True, help="Say only what goes wrong.")
 @click.version_option(package_name="minilab-gen")
@@ -57,6 +62,8 @@ def program(
     threads: int | None,
     lease: int,
     grace: float,
+    metrics_port: int | None,
+    metrics_host: str,
     verbose: bool,
     quiet: bool,
 ) -> None:
@@ -75,21 +82,32 @@ def program(
     # Before there is anything to finish. Process 1 of a container gets no SIGTERM for which it has not asked.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is loaded, which is next
-    from minilab_worker.serving import load_served_model  # torch, which `minilab-worker redis` can do without
-    from minilab_worker.worker import Worker, WorkerSettings
-
     keys.check_model_name(name)
-    served_queues = queues or tuple(keys.queue_names(name))
-    settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace)
-    served = load_served_model(model, name, max_batch, threads)
-    _log.info("%s: %s (%.1f s)", model, served.verdict, served.seconds)
-    worker = Worker(settings, served)
-    worker.stop_on_signals()
-    try:
-        worker.serve()
-    finally:
-        for number in (signal.SIGTERM, signal.SIGINT):  # Python puts back what would end it with another exit code
-            signal.signal(number, signal.SIG_IGN)
+    with ExitStack() as stack:
+        server = None
+        if metrics_port is not None:
+            from minilab_worker.metrics_server import MetricsServer  # prometheus-client, which few ask for
+
+            server = stack.enter_context(closing(MetricsServer(metrics_host, metrics_port)))
+        from minilab_worker.serving import load_served_model  # torch, which `minilab-worker redis` can do without
+        from minilab_worker.worker import Worker, WorkerSettings
+
+        served_queues = queues or tuple(keys.queue_names(name))
+        settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace)
+        served = load_served_model(model, name, max_batch, threads)
+        _log.info("%s: %s (%.1f s)", model, served.verdict, served.seconds)
+        worker = Worker(settings, served)
+        if server is not None:
+            from minilab_worker.metrics import WorkerMetrics
+
+            server.show(stack.enter_context(closing(WorkerMetrics(worker, settings, served.card))))
+            _log.info("metrics at %s", server.url)
+        worker.stop_on_signals()
+        try:
+            worker.serve()
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT):  # Python puts back what would end it with another exit code
+                signal.signal(number, signal.SIG_IGN)
 
 
 program.add_command(redis_group)

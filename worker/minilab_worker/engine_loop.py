@@ -13,11 +13,12 @@ from typing import Protocol
 import redis
 import torch
 
-from minilab_gen.engine import Chosen, Engine
+from minilab_gen.engine import Chosen, Engine, Outcome
 from minilab_gen.errors import RedisUnavailableError
 from minilab_worker.patience import Patience
 from minilab_worker.publisher import Publisher
 from minilab_worker.run import Run
+from minilab_worker.tally import Tally
 
 _log = logging.getLogger(__name__)
 
@@ -45,17 +46,19 @@ class LoopObserver(Protocol):
 class EngineLoop:
     """Owns the engine and the publisher."""
 
-    def __init__(self, engine: Engine, publisher: Publisher, observer: LoopObserver, threads: int | None) -> None:
+    def __init__(
+        self, engine: Engine, publisher: Publisher, observer: LoopObserver, tally: Tally, threads: int | None
+    ) -> None:
+        """``engine`` tells the clock of ``tally`` its phases."""
         self._engine, self._publisher, self._observer = engine, publisher, observer
-        self._threads = threads
+        self._tally, self._threads = tally, threads
+        self.patience = Patience("tokens")
         self._wake = threading.Condition()
         self._arrived: list[Run] = []
         self._stopped: list[str] = []
         self._closing = self._giving_back = self._hurrying = self._in_doubt = False
         self._runs: dict[str, Run] = {}
         self._flagged: list[Run] = []
-        self.tokens = 0
-        """Tokens that were chosen since the start."""
         self.failure: BaseException | None = None
         """What ended the loop, if it was not asked to end."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -151,21 +154,36 @@ class EngineLoop:
 
     def _step(self) -> None:
         """One step of the engine, while Redis takes in what the step before it chose."""
-        outcomes = self._engine.step() if self._engine.has_work else []
-        for outcome in outcomes:
-            run = self._runs.get(outcome.sequence.name)
-            if run is not None and run.sequence is outcome.sequence and run.end is None:  # else it was dropped
-                run.take(outcome)
-        self.tokens += sum(isinstance(outcome, Chosen) for outcome in outcomes)
+        clock, computes = self._tally.clock, self._engine.has_work
+        clock.begin()
+        outcomes = self._engine.step() if computes else []
+        advanced = self._take(outcomes)
+        clock.end_phase("text")
         try:
             self._take_answers()
+            clock.end_phase("confirm")
             self._publisher.send(self._runs.values(), self._running(), self._flagged)
         except redis.RedisError as error:
             self._reach_redis_again(error)
+        self._tally.count_tokens(advanced)
+        clock.end_phase("publish")
+        if computes:
+            clock.end()
         for run in self._flagged:
             if self._runs.get(run.job_id) is run:
                 self._engine.end(run.job_id, "cancelled")
         self._flagged.clear()
+
+    def _take(self, outcomes: list[Outcome]) -> list[Run]:
+        """Give each run its event; returns those that got a token."""
+        advanced = []
+        for outcome in outcomes:
+            run = self._runs.get(outcome.sequence.name)
+            if run is not None and run.sequence is outcome.sequence and run.end is None:  # else it was dropped
+                run.take(outcome)
+                if isinstance(outcome, Chosen):
+                    advanced.append(run)
+        return advanced
 
     def _take_answers(self) -> None:
         """What came of the events sent last; nothing is sent after a refused one before it is understood."""
@@ -197,6 +215,7 @@ class EngineLoop:
             self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
             del self._runs[run.job_id]
         if runs:
+            self._tally.lost += len(runs)
             self._observer.on_lost(runs)
 
     def _give_back(self) -> None:
@@ -213,6 +232,7 @@ class EngineLoop:
             self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
             self._runs.pop(run.job_id, None)
         if unfinished:
+            self._tally.given_back += len(unfinished)
             self._observer.on_given_back(unfinished)
 
     def _running(self) -> list[Run]:
@@ -223,18 +243,18 @@ class EngineLoop:
         if ended:
             for run in ended:
                 del self._runs[run.job_id]
+            self._tally.count_ends(ended)
             self._observer.on_ended(ended)
 
     def _reach_redis_again(self, error: redis.RedisError) -> None:
         """Hold the tokens until Redis is back, then make every stream whole. Raises when it stays away too long."""
-        patience = Patience("tokens")
         while True:
-            time.sleep(patience.failed(error, hurry=self._hurrying))
+            time.sleep(self.patience.failed(error, hurry=self._hurrying))
             try:
                 self._drop_what_is_not_ours()
                 self._publisher.recover(self._runs.values())
             except redis.RedisError as again:
                 error = again
             else:
-                patience.succeeded()
+                self.patience.succeeded()
                 return

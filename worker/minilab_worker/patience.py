@@ -27,7 +27,11 @@ class Patience:
     """One caller's patience; it begins anew with each outage."""
 
     def __init__(self, what_waits: str) -> None:
-        self._what_waits = what_waits
+        self.what_waits = what_waits
+        self.outages = 0
+        """How often Redis has been away."""
+        self.seconds_away = 0.0
+        """How long it was away in those that are over."""
         self._since: float | None = None
         self._pause = FIRST_PAUSE
 
@@ -41,7 +45,8 @@ class Patience:
         now = time.monotonic()
         if self._since is None:
             self._since, self._pause = now, FIRST_PAUSE
-            _log.warning("Redis %s, %s wait: %s", _behaviour(error), self._what_waits, error)
+            self.outages += 1
+            _log.warning("Redis %s, %s wait: %s", _behaviour(error), self.what_waits, error)
         away = now - self._since
         if away > (HURRIED_PATIENCE if hurry else REDIS_PATIENCE):
             raise RedisUnavailableError(f"Redis {_behaviour(error)}, given up after {away:.0f} s: {error}") from error
@@ -51,8 +56,10 @@ class Patience:
     def succeeded(self) -> None:
         """Redis is back, or was never away."""
         if self._since is not None:
-            _log.warning("Redis is back after %.1f s, %s go on", time.monotonic() - self._since, self._what_waits)
+            away = time.monotonic() - self._since
+            self.seconds_away += away
             self._since = None
+            _log.warning("Redis is back after %.1f s, %s go on", away, self.what_waits)
 
 
 def _behaviour(error: redis.RedisError) -> str:

@@ -27,7 +27,7 @@ class Recorder:
         """``on_recorded`` is called with how many ends stand in the books now."""
         self._ledger, self._on_recorded = ledger, on_recorded
         self._closings: queue.SimpleQueue[Closing | None] = queue.SimpleQueue()
-        self._patience = Patience("ends of jobs")
+        self.patience = Patience("ends of jobs")
         self._thread = threading.Thread(target=self._main, name="recorder", daemon=True)
         self._leaving = False
         self.done = 0
@@ -84,9 +84,9 @@ class Recorder:
             except redis.RedisError as error:
                 if self._leaving:
                     return  # the lease runs out, and others find these ends in the streams
-                time.sleep(self._patience.failed(error))
+                time.sleep(self.patience.failed(error))
             else:
-                self._patience.succeeded()
+                self.patience.succeeded()
                 return
 
     def _record(self, closings: list[Closing]) -> None:

@@ -26,10 +26,17 @@ class Run:
         self.job, self.execution = claim.job, claim.execution
         self.job_id = str(claim.job.id)
         self._tokenizer = tokenizer
-        self._prompt_tokens = len(request.prompt) if request else 0
+        self.prompt_tokens = len(request.prompt) if request else 0
         self.events: list[Event] = list(claim.stream)
         self.confirmed = self.sent = len(self.events)
         """Events that stand in the stream for sure, and that are on their way there."""
+        self.resumed_at = len(self._tokens)
+        """Tokens that other workers chose before."""
+        self.began = time.monotonic()
+        self.submitted = _submitted_at(claim)
+        """On the same clock; None where RQ does not say."""
+        self.last_token: float | None = None
+        """When this worker chose one for it last."""
         self._decoder = _decoder_after(self._tokens, tokenizer)
         asked = claim.job.timeout or keys.DEFAULT_TIMEOUT
         timeout = asked if 0 < asked <= keys.LONGEST_TIME else keys.LONGEST_TIME  # RQ's -1 is no limit
@@ -71,7 +78,7 @@ class Run:
         """Add the terminal entry, unless there is one."""
         if self.end is None:
             text = self._decoder.flush()
-            self.events.append(EndEvent(reason, len(self.events), self._prompt_tokens, text=text, **details))
+            self.events.append(EndEvent(reason, len(self.events), self.prompt_tokens, text=text, **details))
 
     def agree_with(self, stream: list[Event]) -> None:
         """Make the run go on from what its stream holds, which others may have written, too.
@@ -96,6 +103,12 @@ class Run:
     @property
     def _tokens(self) -> list[TokenEvent]:
         return [event for event in self.events if isinstance(event, TokenEvent)]
+
+
+def _submitted_at(claim: Claim) -> float | None:
+    """When a job was put into its queue, on the monotonic clock; that of the client, which noted it, may differ."""
+    noted = claim.job.enqueued_at
+    return None if noted is None else time.monotonic() - max(0.0, time.time() - noted.timestamp())
 
 
 def _decoder_after(events: Iterable[Event], tokenizer: Tokenizer) -> StreamDecoder:

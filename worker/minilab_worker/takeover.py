@@ -15,6 +15,7 @@ from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import OUR_WORKERS
 from minilab_worker.holdings import Holding, Holdings
 from minilab_worker.ledger import Ledger
+from minilab_worker.tally import Tally
 
 _log = logging.getLogger(__name__)
 
@@ -28,13 +29,11 @@ _ATTEMPTS: Final = 3
 class Takeover:
     """Looks through the books of the worker's queues, again and again."""
 
-    def __init__(self, ledger: Ledger, lease: int) -> None:
-        self._ledger, self._lease = ledger, lease
+    def __init__(self, ledger: Ledger, lease: int, tally: Tally) -> None:
+        self._ledger, self._lease, self._tally = ledger, lease, tally
         self._holdings = Holdings(ledger.connection, ledger.queues)
         self._first_seen: dict[Hashable, float] = {}
         self._next_sweep = 0.0
-        self.taken = 0
-        """Jobs that this worker put back for dead ones."""
 
     def sweep_if_due(self) -> None:
         """Put back what nobody runs any more."""
@@ -67,7 +66,7 @@ class Takeover:
             if holding.worker == self._ledger.name:
                 self._sweep_own(holding, seen)
             elif self._is_abandoned(holding, alive) and self._holdings.put_back(holding, if_dead=True):
-                self.taken += 1
+                self._tally.taken_over += 1
                 worker = holding.worker or "(unnamed)"
                 _log.warning("%s: its worker %s is gone, the job goes on", holding.job_id, worker)
 

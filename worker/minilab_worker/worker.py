@@ -33,6 +33,7 @@ from minilab_worker.reporter import Reporter
 from minilab_worker.run import Run
 from minilab_worker.serving import ServedModel
 from minilab_worker.takeover import Takeover
+from minilab_worker.tally import Tally
 
 _log = logging.getLogger(__name__)
 
@@ -73,13 +74,15 @@ class Worker:
         self._connection = connect(settings.redis_url, wait=patience.REDIS_PATIENCE)
         connection = connect(settings.redis_url)
         self._ledger = Ledger(connection, settings.queues, settings.lease, served.card.fingerprint)
+        self.tally = Tally()
         self._loop = EngineLoop(
-            Engine(served.model, settings.max_batch),
+            Engine(served.model, settings.max_batch, on_phase=self.tally.clock.end_phase),
             Publisher(connect(settings.redis_url)),
             self,
+            self.tally,
             settings.threads,
         )
-        self._takeover = Takeover(self._ledger, settings.lease)
+        self._takeover = Takeover(self._ledger, settings.lease, self.tally)
         self._ledger.on_stop = self._loop.stop_job
         self._recorder = Recorder(self._ledger, self._free_places)
         self._reporter = Reporter(self._ledger.connection, self.name, served.card, settings.max_batch)
@@ -93,6 +96,16 @@ class Worker:
     @property
     def name(self) -> str:
         return str(self._ledger.name)
+
+    @property
+    def used(self) -> int:
+        """Places that are taken."""
+        return self._taken
+
+    @property
+    def patiences(self) -> tuple[Patience, ...]:
+        """Of all who wait while Redis is away."""
+        return self._patience, self._loop.patience, self._recorder.patience
 
     @property
     def done(self) -> int:
@@ -189,7 +202,7 @@ class Worker:
         if now >= self._next_card:
             publish_card(self._connection, self._served.card, self._served.tokenizer.to_json())
             self._next_card = now + _CARD_INTERVAL
-        self._reporter.report_if_due(self._taken, self._loop.tokens)
+        self._reporter.report_if_due(self._taken, self.tally.tokens)
 
     def _claim_what_fits(self) -> None:
         """Claim jobs for the places that are free; with none free, or no job, wait a little."""
@@ -208,7 +221,9 @@ class Worker:
 
     def _begin(self, claim: Claim) -> None:
         """Give a claimed job to the engine, which also publishes the end of one that does not run."""
-        self._loop.add(admit(claim, self._served.card.limits, self._served.tokenizer))
+        run = admit(claim, self._served.card.limits, self._served.tokenizer)
+        self.tally.count_start(run)
+        self._loop.add(run)
 
     def _free_places(self, count: int) -> None:
         with self._places:
