@@ -16,7 +16,6 @@ from rq.job import JobStatus
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, publish_card
-from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndReason
 from minilab_gen.protocol.jobs import JobView, fetch
 from minilab_gen.tokenizer import get_tokenizer
@@ -363,65 +362,7 @@ def test_an_unknown_job_keeps_nobody_from_cancelling_the_others(connection: redi
     assert "unknown or expired job: nope" in result.stderr
 
 
-# jobs
-
-
-def five_jobs(connection: redis.Redis) -> None:
-    """One job in each state, the oldest first."""
-    run(connection, "finished", TEXTS)
-    run(connection, "failed", TEXTS, "error", error="no reason")
-    submit(connection, "cancelled")
-    cancel(connection, "cancelled")
-    submit(connection, "started")
-    start(connection, "started")
-    job = fetch(connection, "started")
-    connection.zadd(f"rq:wip:{job.origin}", {f"{job.id}:1": 1})  # as late as a dead worker leaves it
-    write(connection, "started", "a")
-    submit(connection, "queued")
-
-
-def test_jobs_are_listed_newest_first(connection: redis.Redis) -> None:
-    five_jobs(connection)
-
-    (listed,) = [json.loads(client("jobs", "--json").stdout)]
-
-    assert [job["job_id"] for job in listed] == ["queued", "started", "cancelled", "failed", "finished"]
-    assert [job["state"] for job in listed] == ["queued", "started", "cancelled", "failed", "finished"]
-    assert [job["tokens"] for job in listed] == [0, 1, 0, 4, 4]
-    assert [job["end"] for job in listed] == [None, None, "cancelled", "error", "length"]
-
-
-@pytest.mark.parametrize("state", ["queued", "started", "finished", "failed", "cancelled"])
-def test_jobs_of_one_state_can_be_asked_for(connection: redis.Redis, state: str) -> None:
-    five_jobs(connection)
-
-    listed = json.loads(client("jobs", "--state", state, "--json").stdout)
-
-    assert [job["job_id"] for job in listed] == [state]
-
-
-def test_listing_does_not_declare_a_late_job_failed(connection: redis.Redis) -> None:
-    five_jobs(connection)
-
-    client("jobs")
-
-    assert fetch(connection, "started").get_status() == "started"
-
-
-def test_a_job_that_an_ordinary_rq_worker_stopped_is_cancelled(connection: redis.Redis) -> None:
-    run(connection, "x", TEXTS, "cancelled")
-
-    (job,) = json.loads(client("jobs", "--state", "cancelled", "--json").stdout)
-
-    assert job["state"] == json.loads(client("status", "x", "--json").stdout)["state"] == "cancelled"
-
-
-def test_jobs_are_at_most_as_many_as_asked_for(connection: redis.Redis) -> None:
-    five_jobs(connection)
-
-    table = client("jobs", "--limit", "2").stdout.splitlines()
-
-    assert [line.split()[0] for line in table] == ["JOB", "queued", "started"]
+# lists
 
 
 @pytest.mark.parametrize("command", ["jobs", "models", "workers"])
@@ -486,19 +427,6 @@ def test_a_terminal_is_not_at_the_mercy_of_a_model(monkeypatch: pytest.MonkeyPat
     write_text("a\x1b[2J\tb\n")
 
     assert terminal.getvalue() == "a�[2J\tb\n"
-
-
-def test_a_job_whose_record_is_damaged_hides_no_other(connection: redis.Redis) -> None:
-    submit(connection, "whole")
-    submit(connection, "damaged")
-    connection.hset("rq:job:damaged", "created_at", "yesterday")
-    connection.rpush("rq:queue:minilab.base", b"\xff")
-
-    result = client("jobs", "--json")
-
-    assert [row["job_id"] for row in json.loads(result.stdout)] == ["whole"]
-    assert "job damaged is left out" in result.stderr
-    assert result.exit_code == 0
 
 
 def test_a_prompt_that_is_too_long_is_refused_before_it_is_read_whole(connection: redis.Redis) -> None:

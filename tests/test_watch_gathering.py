@@ -72,7 +72,7 @@ def texts(snapshot: Snapshot) -> dict[str, str]:
 # queues
 
 
-def test_waiting_jobs_are_counted_by_model_and_priority(connection: redis.Redis) -> None:
+def test_waiting_jobs_are_counted_by_queue_parts(connection: redis.Redis) -> None:
     priorities: list[tuple[str, Priority]] = [("base", "high"), ("base", "low"), ("base", "low"), ("other", "normal")]
     for model, priority in priorities:
         enqueue(connection, REQUEST, Submission(model=model, priority=priority))

@@ -6,6 +6,7 @@ Python takes ``1_000``, full-width digits, ``nan`` and ``inf`` for numbers, and 
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime, timedelta
 
 import click
 
@@ -14,6 +15,9 @@ from minilab_gen.protocol.keys import check_job_id, check_model_name
 
 MAX_WHOLE = 2**63 - 1
 """The largest whole number taken: what Redis counts with, and a bound on the digits that Python is asked to read."""
+
+_AGO = re.compile(r"([0-9]{1,5})([smhd])")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _DECIMAL = re.compile(r"-?([0-9]{1,40}(\.[0-9]{0,400})?|\.[0-9]{1,400})([eE][+-]?[0-9]{1,4})?")
@@ -57,6 +61,18 @@ def token_ids(text: str) -> tuple[int, ...]:
                 f"must be ids in ASCII digits with commas between them, got {part!r} at position {place}"
             )
     return tuple(map(int, parts))
+
+
+def moment(text: str) -> datetime:
+    """A time: so long ago, as ``90s``, ``15m``, ``2h`` or ``1d``, or a date and time, which is local without a zone."""
+    if ago := _AGO.fullmatch(text):
+        return datetime.now(UTC) - timedelta(seconds=int(ago[1]) * _SECONDS[ago[2]])
+    try:
+        if text.isascii():
+            return datetime.fromisoformat(text).astimezone()
+    except (ValueError, OverflowError):
+        pass
+    raise click.BadParameter(f"must be like 90s, 15m, 2h, 1d or 2026-11-29T14:00, got {text!r}")
 
 
 def model_name(text: str) -> str:

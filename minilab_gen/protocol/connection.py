@@ -107,6 +107,14 @@ def connect_async(url: str | None = None) -> redis.asyncio.Redis:
     return redis.asyncio.Redis.from_url(_address(url), retry=AsyncRetry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
 
 
+def checked_answers(answers: list[Any]) -> list[Any]:
+    """The answers of a pipeline; what Redis says against one key is left among them, anything else is raised."""
+    for answer in answers:
+        if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
+            raise answer
+    return answers
+
+
 def masked_url(url: str) -> str:
     """The URL as it may be shown: without user, password and options. What cannot be taken apart is not shown."""
     scheme, separator, rest = url.partition("://")

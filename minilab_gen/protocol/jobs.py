@@ -190,6 +190,11 @@ def state_of(job: Job) -> JobState:
         raise UnknownJobError(f"unknown or expired job: {job.id}") from None
 
 
+def state_named(status: str) -> JobState | None:
+    """Our word for a status as it stands in RQ's record of a job; None for one that RQ does not know."""
+    return next((state for known, state in _STATES.items() if known.value == status), None)
+
+
 def request_of(job: Job) -> GenerationRequest:
     """The request in a job. Raises RequestError for anything that is not one of ours; nothing is run or unpickled."""
     args: object
@@ -221,7 +226,7 @@ def view(connection: redis.Redis, job_id: str) -> JobView:
     return JobView(
         job_id=job_id,
         state=state,
-        model=job.origin.removeprefix("minilab.").split(".")[0],
+        model=model_of(job),
         tokens=tokens,
         end=end,
         position=queue_of(connection, job.origin).get_job_position(job_id) if waiting else None,
@@ -229,6 +234,12 @@ def view(connection: redis.Redis, job_id: str) -> JobView:
         workers_alive=workers_alive(connection, job.origin),
         error=failure_of(job) if state == "failed" else None,
     )
+
+
+def model_of(job: Job) -> str:
+    """The model that a job asks."""
+    ours = keys.queue_parts(job.origin)
+    return ours[0] if ours else job.origin.removeprefix("minilab.")
 
 
 def failure_of(job: Job) -> str:

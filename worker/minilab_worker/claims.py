@@ -22,6 +22,7 @@ from rq.worker import BaseWorker, WorkerStatus
 
 from minilab_gen.errors import RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.connection import checked_answers
 from minilab_gen.protocol.endings import settle
 from minilab_gen.protocol.events import EndEvent, Event, decode_entry
 from minilab_gen.protocol.jobs import check_record
@@ -146,7 +147,7 @@ class Claims:
                 pipeline.xrange(keys.token_stream(start.job.id))
                 pipeline.exists(keys.cancel_flag(start.job.id))
                 pipeline.get(keys.deaths(start.job.id))
-            answers = _checked(pipeline.execute(raise_on_error=False)[before:])
+            answers = checked_answers(pipeline.execute(raise_on_error=False)[before:])
         claims = []
         for start, execution, *answer in zip(starts, executions, *(answers[k::3] for k in range(3)), strict=True):
             entries, flagged, deaths = answer
@@ -170,7 +171,7 @@ class Claims:
                 pipeline.lpos(queue.intermediate_queue_key, job_id)
                 pipeline.zrange(ExecutionRegistry(job_id, self._connection).key, 0, -1)
                 pipeline.xrevrange(keys.token_stream(job_id), count=1)
-            answers = _checked(pipeline.execute(raise_on_error=False))
+            answers = checked_answers(pipeline.execute(raise_on_error=False))
         found = []
         for (queue, job_id), record, place, executions, last in zip(
             moved, *(answers[k::4] for k in range(4)), strict=True
@@ -267,14 +268,6 @@ def _number(stored: Any) -> float:
     except (TypeError, ValueError):
         return 0.0
     return number if math.isfinite(number) else 0.0
-
-
-def _checked(answers: list[Any]) -> list[Any]:
-    """The answers of a pipeline; what Redis says against one key is left among them, anything else is raised."""
-    for answer in answers:
-        if isinstance(answer, Exception) and "WRONGTYPE" not in str(answer):
-            raise answer
-    return answers
 
 
 def _events_in(entries: Any) -> list[Event]:
