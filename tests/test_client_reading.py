@@ -373,7 +373,7 @@ def test_an_empty_list_is_an_empty_array_and_a_word_to_people(command: str) -> N
     assert result.stderr.startswith("no ")
 
 
-# models and workers
+# models
 
 
 def test_models_are_listed_with_their_workers(connection: redis.Redis) -> None:
@@ -384,21 +384,6 @@ def test_models_are_listed_with_their_workers(connection: redis.Redis) -> None:
 
     assert (listed["name"], listed["context_length"], listed["workers_alive"]) == ("other", 64, 0)
     assert client("models").stdout.splitlines()[1].split() == ["other", "64", "2048", "0", "f" * 16, "exact"]
-
-
-def test_workers_are_listed_with_whether_they_live(connection: redis.Redis) -> None:
-    announce_worker(connection, "minilab-a")
-    announce_worker(connection, "minilab-b", alive=False)
-    announce_worker(connection, "ordinary")
-
-    listed = json.loads(client("workers", "--json").stdout)
-
-    assert [(worker["name"], worker["alive"]) for worker in listed] == [
-        ("minilab-a", True),
-        ("minilab-b", False),
-        ("ordinary", None),
-    ]
-    assert [line.split()[1] for line in client("workers").stdout.splitlines()] == ["LIFE", "alive", "gone", "-"]
 
 
 # output
