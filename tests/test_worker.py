@@ -436,3 +436,17 @@ def test_a_job_record_names_its_worker_while_it_runs(server: redis.Redis, start_
 
     assert (view.state, view.worker, view.workers_alive) == ("started", worker.name, 1)
     assert isinstance(jobs.fetch(server, job_id), Job)
+
+
+def test_a_worker_warns_of_a_redis_that_may_drop_keys(
+    server: redis.Redis, start_worker: StartWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        start_worker()
+        wait_until(lambda: "maxmemory-policy allkeys-lru" in caplog.text)
+    finally:
+        server.config_set("maxmemory-policy", "noeviction")
+
+    (warning,) = [record.getMessage() for record in caplog.records if "maxmemory" in record.getMessage()]
+    assert warning.endswith("set it to noeviction")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from minilab_client.cancel import cancel
+from minilab_client.doctor import doctor
 from minilab_client.exit_codes import exit_codes
 from minilab_client.jobs import jobs
 from minilab_client.models import models
@@ -65,5 +66,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal without the letter é shows ?, not a traceback
 
 
-for _command in (submit, tail, status, result, cancel, jobs, models, workers, watch):
+for _command in (submit, tail, status, result, cancel, jobs, models, workers, watch, doctor):
     main.add_command(_command)

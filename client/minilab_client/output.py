@@ -8,9 +8,11 @@ import os
 import select
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import click
+
+Colour = Literal["green", "yellow", "red"]
 
 _CONTROLS = {code: "\N{REPLACEMENT CHARACTER}" for code in [*range(32), *range(127, 160)] if chr(code) not in "\t\n"}
 """What could move a terminal's cursor or change its settings; a model may write anything."""
@@ -32,6 +34,12 @@ def one_line(text: str) -> str:
 def write(text: str) -> None:
     """Put text on stdout as it is, at the latest at the next :func:`flush`. On a terminal, controls become U+FFFD."""
     print(text.translate(_CONTROLS) if sys.stdout.isatty() else text, end="")
+
+
+def write_word(word: str, colour: Colour) -> None:
+    """Put a word of ours on stdout, coloured on a terminal whose user has not asked for none (no-color.org)."""
+    coloured = sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+    print(click.style(word, fg=colour) if coloured else word, end="")
 
 
 def write_json(content: Mapping[str, Any] | Sequence[Any]) -> None:

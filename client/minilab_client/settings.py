@@ -20,6 +20,11 @@ class ClientSettings:
     redis_url: str | None
     """None means the private server of this user, started on demand."""
 
+    @property
+    def shown_address(self) -> str:
+        """The address without any secret."""
+        return "your private server" if self.redis_url is None else connection.masked_url(self.redis_url)
+
     def connect(self) -> closing[redis.Redis]:
         """A connection for a ``with`` block. Raises RedisUnavailableError, or RequestError for a bad URL."""
         return closing(connection.connect(self.redis_url))

@@ -21,6 +21,7 @@ import redis
 from minilab_gen.engine import Engine
 from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.connection import connect
+from minilab_gen.protocol.server_info import eviction_warning, server_info
 from minilab_worker import patience
 from minilab_worker.admission import admit
 from minilab_worker.claims import Claim
@@ -115,6 +116,7 @@ class Worker:
     def serve(self) -> None:
         """Run jobs until told to stop or, in burst mode, until none is left. Raises what ended the engine's loop."""
         self._insist(self._ledger.open)
+        self._insist(self._warn_of_the_server)
         self._loop.start()
         self._recorder.start()
         _log.info("%s serves %s, %d places", self.name, ", ".join(self._settings.queues), self._settings.max_batch)
@@ -165,6 +167,10 @@ class Worker:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.stop()
+
+    def _warn_of_the_server(self) -> None:
+        if warning := eviction_warning(server_info(self._connection)):
+            _log.warning("%s", warning)
 
     def _is_over(self) -> bool:
         return self._told_to_stop or not self._loop.is_alive or not self._recorder.is_alive
