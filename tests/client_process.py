@@ -14,10 +14,17 @@ from waiting import LIMIT
 class Program:
     """``minilab-client``, running, as its reader sees it."""
 
-    def __init__(self, url: str, *arguments: str, stdout: int = subprocess.PIPE, **variables: str) -> None:
+    def __init__(
+        self,
+        url: str,
+        *arguments: str,
+        stdin: int = subprocess.DEVNULL,
+        stdout: int = subprocess.PIPE,
+        **variables: str,
+    ) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "minilab_client", *arguments],
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=stdout,
             stderr=subprocess.PIPE,
             text=True,

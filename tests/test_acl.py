@@ -140,6 +140,7 @@ def test_the_whole_command_line_works_as_the_clients_user(
         *((command, "a") for command in ("tail", "status", "result", "cancel")),
         *((command, "--json") for command in ("jobs", "models", "workers")),
         ("watch", "--once"),
+        ("cancel", "--all-queued", "--yes"),
     ]
 
     assert {command: run_client(*command).exit_code for command in commands} == dict.fromkeys(commands, 0)

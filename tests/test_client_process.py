@@ -84,7 +84,9 @@ def test_a_reader_who_leaves_ends_a_tail_that_has_nothing_to_write(connection: r
         assert program.ended() == (141, "")
 
 
-@pytest.mark.parametrize("arguments", ["tail x", "tail x --json", "result x", "result x --json", "jobs", "--help"])
+@pytest.mark.parametrize(
+    "arguments", ["tail x", "tail x --json", "result x", "result x --json", "jobs", "doctor", "--help"]
+)
 def test_head_takes_what_it_wants_and_nobody_complains(connection: redis.Redis, url: str, arguments: str) -> None:
     run(connection, "x", [f"{n}\n" for n in range(20_000)])
 
@@ -234,3 +236,52 @@ def test_a_locale_without_accents_gets_question_marks_and_no_traceback(connectio
     with Program(url, "tail", "x", PYTHONIOENCODING="ascii") as program:
         assert program.output.read() == "n?\n"
         assert program.ended() == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "printed", "waiting"),
+    [(b"y\n", 0, "2 cancelled\n", 0), (b"n\n", 1, "", 2), (b"\n", 1, "", 2), (b"\x04", 130, "", 2)],
+)
+def test_all_queued_jobs_are_cancelled_only_if_a_person_says_so(
+    connection: redis.Redis, url: str, answer: bytes, code: int, printed: str, waiting: int
+) -> None:
+    submit(connection, "x")
+    submit(connection, "y")
+    keyboard, terminal = pty.openpty()
+    os.write(keyboard, answer)
+    with Program(url, "cancel", "--all-queued", stdin=terminal) as program:
+        os.close(terminal)
+
+        assert program.output.read() == printed
+        ended, said = program.ended()
+    os.close(keyboard)
+    assert ended == code
+    assert "Cancel all jobs that wait for base, 2 now? [y/N]: " in said
+    assert connection.llen("rq:queue:minilab.base") == waiting
+
+
+@pytest.mark.parametrize(
+    ("term", "no_color", "coloured"),
+    [("xterm", "", True), ("xterm", "1", False), ("dumb", "", False)],
+)
+def test_colours_are_for_terminals_whose_user_wants_them(
+    connection: redis.Redis, url: str, term: str, no_color: str, coloured: bool
+) -> None:
+    screen, terminal = pty.openpty()
+    with Program(url, "doctor", stdout=terminal, TERM=term, NO_COLOR=no_color) as program:
+        os.close(terminal)
+        shown = os.read(screen, 10)
+
+        assert shown.startswith(b"\x1b[32mok" if coloured else b"ok")
+        while shown:  # or the program could not end
+            try:
+                shown = os.read(screen, 1000)
+            except OSError:  # how Linux tells that the other side is closed
+                break
+        assert program.ended() == (0, "")
+    os.close(screen)
+
+
+def test_a_file_gets_no_colours(connection: redis.Redis, url: str) -> None:
+    with Program(url, "doctor", TERM="xterm") as program:
+        assert "\x1b" not in program.output.read()

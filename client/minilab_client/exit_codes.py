@@ -86,7 +86,7 @@ def exit_codes() -> Iterator[None]:
     except BrokenPipeError:
         _drop_output()
         code = ExitCode.BROKEN_PIPE
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, click.Abort):  # the second is an interrupt of a question
         _drop_output()  # a reader that takes nothing more would hold us up for ever as Python shuts down
         code = ExitCode.INTERRUPTED
     except click.exceptions.NoArgsIsHelpError as error:

@@ -140,11 +140,12 @@ def close_stream(
     """Write a job's terminal entry after the tokens that its stream holds, unless it has one."""
     tokens, earlier = stream_length(connection, job.id)
     if earlier is None:
-        end = EndEvent(reason, tokens, _prompt_length(job), error=error, phase=phase)
+        end = EndEvent(reason, tokens, prompt_length(job), error=error, phase=phase)
         publish(connection, [(job.id, end)], running_ttl=keys.RETENTION)
 
 
-def _prompt_length(job: Job) -> int:
+def prompt_length(job: Job) -> int:
+    """Tokens of a job's prompt; 0 where its request cannot be read."""
     try:
         return len(request_of(job).prompt)
     except RequestError:

@@ -151,9 +151,13 @@ def let_go(connection: redis.Redis) -> None:
 
 def fetch(connection: redis.Redis, job_id: str) -> Job:
     """RQ's record of a job. Raises UnknownJobError where there is none, RequestError where it is none of ours."""
-    job = Job(keys.check_job_id(job_id), connection=connection, serializer=JSONSerializer)
-    record: Any = connection.hgetall(job.key)
+    return restored(connection, job_id, connection.hgetall(Job.key_for(keys.check_job_id(job_id))))
+
+
+def restored(connection: redis.Redis, job_id: str, record: Any) -> Job:
+    """The job in RQ's record of it, as HGETALL gives that. Raises as :func:`fetch` does."""
     check_record(record)
+    job = Job(job_id, connection=connection, serializer=JSONSerializer)
     try:
         job.restore({name: value for name, value in record.items() if name != b"webhooks"})  # which RQ would log about
     except NoSuchJobError:

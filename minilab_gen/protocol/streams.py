@@ -20,20 +20,26 @@ REFUSED_REPEAT: Final = "equal or smaller"
 NOT_HELD: Final = "NOTHELD"
 """How the answer begins to a terminal entry that a worker wants to write for a job that others have taken over."""
 
-END_SCRIPT: Final = """
-if KEYS[2] and not redis.call('ZSCORE', KEYS[2], ARGV[3]) then
-  return redis.error_reply('NOTHELD the job is in the hands of another worker')
-end
+SEAL: Final = """
 local entry = redis.pcall('XADD', KEYS[1], ARGV[1], unpack(ARGV, 4))
 if type(entry) == 'table' and entry.err then return entry end
 redis.call('XADD', KEYS[1], '18446744073709551615-0', 'end', '')
 redis.call('XDEL', KEYS[1], '18446744073709551615-0')
 redis.call('EXPIRE', KEYS[1], ARGV[2])
+"""
+"""Lines of a script: write a terminal entry, set the expiry and seal the stream. With the largest number used up, Redis
+refuses what a worker that stood still may want to write behind the end. KEYS[1]: the stream. ARGV: entry id, seconds to
+live, one that is the script's own, fields."""
+
+END_SCRIPT: Final = f"""
+if KEYS[2] and not redis.call('ZSCORE', KEYS[2], ARGV[3]) then
+  return redis.error_reply('NOTHELD the job is in the hands of another worker')
+end
+{SEAL}
 return entry
 """
-"""Writes a terminal entry, sets the expiry and seals the stream: with the largest number used up, Redis refuses what a
-worker that stood still may want to write behind the end. KEYS: the stream; for a worker also the sorted set in which it
-stands while it holds the job. ARGV: entry id, seconds to live, its member there, fields."""
+"""Ends a stream. KEYS: the stream; for a worker also the sorted set in which it stands while it holds the job. ARGV[3]:
+its member there."""
 
 
 def publish(connection: redis.Redis, entries: Iterable[tuple[str, Event]], *, running_ttl: int) -> None:
