@@ -15,6 +15,7 @@ from minilab_client.exit_codes import exit_codes
 from minilab_client.jobs import jobs
 from minilab_client.models import models
 from minilab_client.result import result
+from minilab_client.retry import retry
 from minilab_client.settings import redis_url_option
 from minilab_client.status import status
 from minilab_client.submit import submit
@@ -66,5 +67,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal without the letter é shows ?, not a traceback
 
 
-for _command in (submit, tail, status, result, cancel, jobs, models, workers, watch, doctor):
+for _command in (submit, tail, status, result, cancel, retry, jobs, models, workers, watch, doctor):
     main.add_command(_command)

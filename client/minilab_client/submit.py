@@ -10,12 +10,12 @@ import redis
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode
-from minilab_client.follow import JsonPrinter, TextPrinter, WaitingNotes, follow
-from minilab_client.output import flush, say, write, write_json
+from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
+from minilab_client.submitted import follow_submitted, tell_submitted
 from minilab_gen.api import build_request
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.jobs import Submission, enqueue, view
+from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import (
     DEFAULT_MAX_NEW_TOKENS,
@@ -196,8 +196,8 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     )
     with settings.connect() as connection:
         submitted, request = asked.send(connection)
-        _report(submitted, request, asked, follows, as_json)
-        return _follow(connection, submitted, as_json) if follows else ExitCode.DONE
+        _tell(submitted, request, asked, follows, as_json)
+        return follow_submitted(connection, submitted, as_json) if follows else ExitCode.DONE
 
 
 def _prompt(text: str | None, ids: tuple[int, ...] | None) -> str | tuple[int, ...]:
@@ -227,27 +227,12 @@ def _standard_input() -> str:
     return text.removesuffix("\n").removesuffix("\r")
 
 
-def _report(job_id: str, request: GenerationRequest, asked: _Asked, follows: bool, as_json: bool) -> None:
+def _tell(job_id: str, request: GenerationRequest, asked: _Asked, follows: bool, as_json: bool) -> None:
     """Say which job it is, and the seed that was drawn for it."""
     seed = asked.seed_of(request)
-    if as_json:
-        write_json({"event": "submitted", "job_id": job_id, "model": asked.submission.model, "seed": seed})
-        return
-    if follows:
-        say(f"job {job_id}")
-    else:
-        write(f"{job_id}\n")
-    if asked.draws_seed and seed is not None:
+    tell_submitted(job_id, follows, as_json, model=asked.submission.model, seed=seed)
+    if asked.draws_seed and seed is not None and not as_json:
         say(f"seed {seed}")
-
-
-def _follow(connection: redis.Redis, job_id: str, as_json: bool) -> ExitCode:
-    flush()
-    notes = WaitingNotes()
-    now = view(connection, job_id)
-    if not now.workers_alive:  # said at once; that others are before it can wait until it really takes a while
-        notes(now)
-    return follow(connection, job_id, 0, JsonPrinter() if as_json else TextPrinter(), notes)
 
 
 def _read_prompt() -> bytes:
