@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import shlex
@@ -140,6 +141,8 @@ def test_the_whole_command_line_works_as_the_clients_user(
         *((command, "a") for command in ("tail", "status", "result", "cancel")),
         *((command, "--json") for command in ("jobs", "models", "workers")),
         ("watch", "--once"),
+        ("retry", "a", "--follow"),
+        *(("verify", "a"), ("verify", "--last", "2")),
         ("cancel", "--all-queued", "--yes"),
     ]
 
@@ -147,6 +150,18 @@ def test_the_whole_command_line_works_as_the_clients_user(
     taken = run_client("submit", "Phileas Fogg", "--job-id", "a")
     assert (taken.exit_code, "in use" in taken.stderr) == (2, True)
     assert denials(server) == []
+
+
+def test_doctor_finds_the_clients_user_to_have_its_rights(
+    server: redis.Redis, urls: Urls, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINILAB_REDIS_URL", urls[CLIENT])
+
+    diagnosis = run_client("doctor", "--json")
+
+    levels = {finding["check"]: finding["level"] for finding in json.loads(diagnosis.stdout)}
+    assert (diagnosis.exit_code, levels["rights"], levels["clock"]) == (0, "ok", "ok")
+    assert set(denials(server)) == {(CLIENT, "config|get")}
 
 
 def test_the_clients_user_ends_jobs_that_no_worker_will(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import redis
 from client_program import client, end, events, fake_redis, queued, start, write
+from minilab_client.cli import main
 
 from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.protocol.jobs import fetch, request_of
@@ -323,7 +324,7 @@ def test_the_redis_url_may_stand_before_or_after_the_command(
     assert asked == ["redis://here"]
 
 
-@pytest.mark.parametrize("command", ["submit", "tail", "status", "result", "cancel", "jobs", "models", "workers"])
+@pytest.mark.parametrize("command", main.commands)
 def test_the_help_of_every_command_has_an_example(command: str) -> None:
     result = client(command, "--help")
 

@@ -8,6 +8,7 @@ import click
 import redis
 
 from minilab_client import parameters
+from minilab_client.completion import complete_models
 from minilab_client.exit_codes import ExitCode, report
 from minilab_client.interrupts import uninterrupted
 from minilab_client.output import say, write, write_json
@@ -26,6 +27,7 @@ from minilab_gen.protocol.jobs import JobState
 @click.option("--all-queued", is_flag=True, help="Cancel every job that waits for --model; those that run go on.")
 @click.option(
     "--model",
+    shell_complete=complete_models,
     type=parameters.model_name,
     default=keys.DEFAULT_MODEL,
     metavar="NAME",

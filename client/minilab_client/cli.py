@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from minilab_client.cancel import cancel
+from minilab_client.completion import completion
 from minilab_client.doctor import doctor
 from minilab_client.exit_codes import exit_codes
 from minilab_client.jobs import jobs
@@ -21,6 +22,7 @@ from minilab_client.status import status
 from minilab_client.submit import submit
 from minilab_client.tail import tail
 from minilab_client.watch import watch
+from minilab_client.verify import verify
 from minilab_client.workers import workers
 
 
@@ -67,5 +69,5 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal without the letter é shows ?, not a traceback
 
 
-for _command in (submit, tail, status, result, cancel, retry, jobs, models, workers, watch, doctor):
+for _command in (submit, tail, status, result, cancel, retry, verify, jobs, models, workers, watch, doctor, completion):
     main.add_command(_command)

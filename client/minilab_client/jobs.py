@@ -10,6 +10,7 @@ from typing import get_args
 import click
 
 from minilab_client import parameters
+from minilab_client.completion import complete_models
 from minilab_client.output import say, write_json, write_table
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_gen.protocol.jobs import JobState
@@ -24,7 +25,13 @@ from minilab_gen.protocol.listing import Wanted, newest_jobs
     "\n  minilab-client jobs --model base --priority high --since 2h",
 )
 @click.option("--state", type=click.Choice(get_args(JobState)), help="Only jobs in this state.")
-@click.option("--model", type=parameters.model_name, metavar="NAME", help="Only jobs for this model.")
+@click.option(
+    "--model",
+    type=parameters.model_name,
+    metavar="NAME",
+    shell_complete=complete_models,
+    help="Only jobs for this model.",
+)
 @click.option("--priority", type=click.Choice(PRIORITIES), help="Only jobs of this priority.")
 @click.option(
     "--since",
@@ -59,7 +66,7 @@ def jobs(
     """
     wanted = Wanted(state, model, priority, since)
     with settings.connect() as connection:
-        found = list(islice(newest_jobs(connection, wanted, _say_unreadable), limit))
+        found = list(islice(newest_jobs(connection, wanted, say_unreadable), limit))
     if as_json:
         write_json([asdict(row) for row in found])
     elif found:
@@ -69,5 +76,6 @@ def jobs(
         say("no jobs" if wanted == Wanted() else "no jobs like that")
 
 
-def _say_unreadable(job_id: str) -> None:
+def say_unreadable(job_id: str) -> None:
+    """Tell of a job that cannot be listed."""
     say(f"job {job_id} is left out, its record cannot be read")

@@ -9,6 +9,7 @@ import click
 import redis
 
 from minilab_client import parameters
+from minilab_client.completion import complete_models
 from minilab_client.exit_codes import ExitCode
 from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
@@ -147,6 +148,7 @@ class _Asked:
 )
 @click.option(
     "--model",
+    shell_complete=complete_models,
     default=keys.DEFAULT_MODEL,
     metavar="NAME",
     show_default=True,

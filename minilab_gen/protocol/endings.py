@@ -16,7 +16,7 @@ from rq.exceptions import InvalidJobOperation
 from rq.job import Job, JobStatus
 from rq.results import Result
 
-from minilab_gen.errors import RequestError, UnknownJobError
+from minilab_gen.errors import RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, EndReason
 from minilab_gen.protocol.jobs import (
@@ -51,7 +51,7 @@ def settle(connection: redis.Redis, job_id: str) -> None:
     """Do for a quiet stream what no worker will: end a job that waited too long, or failed before it was read.
 
     Safe for any number of callers: one of them takes the job from its queue, and Redis takes one terminal entry.
-    Raises UnknownJobError where the job or its stream has expired.
+    Raises UnknownJobError where the job or its stream has expired, StreamError where only the end of it is lost.
     """
     job = fetch(connection, job_id)
     state = state_of(job)
@@ -61,6 +61,8 @@ def settle(connection: redis.Redis, job_id: str) -> None:
     if state == "queued":
         if not tokens and has_expired(job) and take_from_queue(connection, job):  # tokens: it started in time
             end_waiting(connection, job, "timeout")
+    elif state == "finished" and tokens:
+        raise StreamError(f"the stream has a gap: the end after token {tokens} is missing")
     elif state == "finished":
         raise UnknownJobError(f"unknown or expired job: {job_id} has finished, and its tokens are gone")
     elif state == "cancelled":

@@ -1,0 +1,109 @@
+"""``minilab-client verify``: whether ended jobs hold what a worker computes today. It must not compute any itself."""
+
+from __future__ import annotations
+
+from contextlib import closing
+from dataclasses import asdict
+from itertools import islice
+
+import click
+import redis
+
+from minilab_client import parameters
+from minilab_client.completion import complete_models
+from minilab_client.exit_codes import ExitCode, report
+from minilab_client.follow import WaitingNotes
+from minilab_client.jobs import say_unreadable
+from minilab_client.output import flush, say, write, write_json
+from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
+from minilab_gen.protocol import verification
+from minilab_gen.protocol.keys import PRIORITIES, Priority
+from minilab_gen.protocol.listing import Wanted, newest_jobs
+from minilab_gen.protocol.verification import MARK, Verdict
+
+
+@click.command(
+    short_help="Have ended jobs computed again and compare.",
+    epilog="\b\nExamples:\n  minilab-client verify 4f2a\n  minilab-client verify --last 100 --model base",
+)
+@click.argument("ids", metavar="JOB...", type=parameters.job_id, nargs=-1)
+@click.option(
+    "--last", type=parameters.whole_number_from_1, metavar="N", help="Verify the newest N jobs that have finished."
+)
+@click.option(
+    "--model",
+    type=parameters.model_name,
+    metavar="NAME",
+    shell_complete=complete_models,
+    help="Only jobs for this model, with --last.",
+)
+@click.option(
+    "--priority",
+    type=click.Choice(PRIORITIES),
+    default="low",
+    show_default=True,
+    help="That of the computation, so that nobody's job waits for it.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job.")
+@redis_url_option
+@pass_settings
+def verify(
+    settings: ClientSettings,
+    ids: tuple[str, ...],
+    last: int | None,
+    model: str | None,
+    priority: Priority,
+    as_json: bool,
+) -> ExitCode:
+    """Have a worker compute each JOB again from its stored request, and compare token by token.
+
+    Token ids, texts and ends must be the same. Of a job that was cancelled, failed or ran out of time, the tokens that
+    it has are compared. The computation is a job of its own, which is removed afterwards. A job that another model has
+    made, by its fingerprint, cannot be compared.
+
+    The exit code is 0 if all are equal, 1 if one is not.
+    """
+    if bool(ids) == (last is not None):
+        raise click.UsageError("give either JOB... or --last N")
+    if ids and model is not None:
+        raise click.UsageError("--model goes with --last")
+    with settings.connect() as connection:
+        job_ids = list(ids) if last is None else _newest(connection, last, model)
+        if not job_ids:
+            say("no finished job to verify")
+        return _verify(connection, job_ids, priority, as_json)
+
+
+def _newest(connection: redis.Redis, count: int, model: str | None) -> list[str]:
+    rows = newest_jobs(connection, Wanted(state="finished", model=model), say_unreadable)
+    return list(islice((row.job_id for row in rows if not row.job_id.startswith(MARK)), count))
+
+
+def _verify(connection: redis.Redis, job_ids: list[str], priority: Priority, as_json: bool) -> ExitCode:
+    verdicts: list[Verdict] = []
+    code = ExitCode.DONE
+    with closing(verification.verify(connection, job_ids, priority, WaitingNotes())) as outcomes:
+        for outcome in outcomes:
+            if isinstance(outcome, Verdict):
+                verdicts.append(outcome)
+                _show(outcome, as_json)
+            else:
+                code = report(outcome)
+    equal = sum(verdict.equal for verdict in verdicts)
+    if len(job_ids) > 1:
+        say(f"{equal} of {len(job_ids)} jobs are equal")
+    return code if equal == len(verdicts) else ExitCode.FAILED
+
+
+def _show(verdict: Verdict, as_json: bool) -> None:
+    if as_json:
+        write_json(_as_json(verdict))
+    else:
+        write(f"{verdict.job_id}  {verdict.told}\n")
+    flush()
+
+
+def _as_json(verdict: Verdict) -> dict[str, object]:
+    shown = asdict(verdict)
+    difference = shown.pop("difference") or {}
+    return shown | {name: difference.get(name) for name in ("token", "stored", "recomputed")}

@@ -1,0 +1,65 @@
+"""Whether two token streams give the same answer, and if not, where they part. It must not know Redis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from minilab_gen.protocol.events import EndEvent, TokenEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a stream holds that has ended."""
+
+    tokens: Sequence[TokenEvent]
+    end: EndEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """The first thing in which two answers differ."""
+
+    told: str
+    """In words."""
+    token: int | None = None
+    """The number of the token; None where the ends differ."""
+    stored: TokenEvent | None = None
+    recomputed: TokenEvent | None = None
+
+
+def first_difference(stored: Answer, recomputed: Answer) -> Difference | None:
+    """Compare token ids, texts, and the ends, of which those of a job that was stopped say nothing."""
+    for one, other in zip(stored.tokens, recomputed.tokens, strict=False):
+        if one.token_id != other.token_id:
+            told = f"token {one.number} differs: stored {_shown(one)}, recomputed {_shown(other)}"
+            return Difference(told, one.number, one, other)
+        if one.text != other.text:
+            told = f"the text of token {one.number} differs: stored {one.text!r}, recomputed {other.text!r}"
+            return Difference(told, one.number, one, other)
+    if len(stored.tokens) != len(recomputed.tokens):
+        return _longer(stored, recomputed)
+    if not stored.end.succeeded:
+        return None
+    for name in ("reason", "stop_id", "text"):
+        one_end, other_end = getattr(stored.end, name), getattr(recomputed.end, name)
+        if one_end != other_end:
+            return Difference(f"the end differs in its {name}: stored {one_end!r}, recomputed {other_end!r}")
+    return None
+
+
+def _longer(stored: Answer, recomputed: Answer) -> Difference:
+    """One answer begins like the other and goes on."""
+    ours, others = len(stored.tokens), len(recomputed.tokens)
+    if ours > others:
+        token = stored.tokens[others]
+        told = f"token {token.number} differs: stored {_shown(token)}, recomputed none"
+        return Difference(told, token.number, token, None)
+    token = recomputed.tokens[ours]
+    return Difference(
+        f"token {token.number} differs: stored none, recomputed {_shown(token)}", token.number, None, token
+    )
+
+
+def _shown(token: TokenEvent) -> str:
+    return f"{token.token_id} ({token.text!r})"
