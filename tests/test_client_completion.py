@@ -31,7 +31,8 @@ def test_each_shell_gets_a_script_that_asks_the_program(shell: str) -> None:
     result = client("completion", shell)
 
     assert (result.exit_code, result.stderr) == (0, "")
-    assert f"_MINILAB_CLIENT_COMPLETE={shell}_complete minilab-client" in result.stdout
+    assert f"_MINILAB_CLIENT_COMPLETE={shell}_complete" in result.stdout
+    assert "_minilab_client_completion" in result.stdout
 
 
 def test_another_shell_is_refused() -> None:
@@ -72,9 +73,8 @@ def test_models_are_completed_by_their_cards(monkeypatch: pytest.MonkeyPatch, co
     connection: redis.Redis = fake_redis(monkeypatch)
     monkeypatch.setenv("MINILAB_REDIS_URL", "redis://here")
     for name in ("other", "old", "new"):
-        publish_card(
-            connection, ModelCard(name, 64, 2048, (0,), "f" * 16, "exact", "t" * 32), get_tokenizer().to_json()
-        )
+        card = ModelCard(name, 64, 2048, (0,), "f" * 16, "exact", "t" * 32)
+        publish_card(connection, card, get_tokenizer().to_json())
 
     assert completed(command, "--model", "o") == ["old", "other"]
     assert completed(command, "--model", "") == ["base", "new", "old", "other"]

@@ -21,8 +21,8 @@ from minilab_client.settings import redis_url_option
 from minilab_client.status import status
 from minilab_client.submit import submit
 from minilab_client.tail import tail
-from minilab_client.watch import watch
 from minilab_client.verify import verify
+from minilab_client.watch import watch
 from minilab_client.workers import workers
 
 

@@ -23,7 +23,7 @@ class ClientSettings:
     @property
     def shown_address(self) -> str:
         """The address without any secret."""
-        return "your private server" if self.redis_url is None else connection.masked_url(self.redis_url)
+        return "your private Redis" if self.redis_url is None else connection.masked_url(self.redis_url)
 
     def connect(self) -> closing[redis.Redis]:
         """A connection for a ``with`` block. Raises RedisUnavailableError, or RequestError for a bad URL."""

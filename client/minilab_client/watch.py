@@ -20,7 +20,6 @@ from minilab_client.watching.drawing import View, clock
 from minilab_client.watching.gathering import Gatherer
 from minilab_client.watching.room import Room
 from minilab_client.watching.snapshot import Snapshot
-from minilab_gen.protocol.connection import masked_url
 
 _READER_CHECK = 0.5
 """Seconds after which a program that only waits looks whether its reader is still there."""
@@ -58,7 +57,7 @@ def watch(settings: ClientSettings, interval: float, model: str | None, once: bo
 
     Where stdout is no terminal: one line of figures for each look.
     """
-    title = ", ".join([f"minilab-client watch: {_address(settings)}", *([f"model {model}"] if model else [])])
+    title = ", ".join([f"minilab-client watch: {settings.shown_address}", *([f"model {model}"] if model else [])])
     with settings.connect() as connection:
         gatherer = Gatherer(connection, model)
         if once:
@@ -69,10 +68,6 @@ def watch(settings: ClientSettings, interval: float, model: str | None, once: bo
             _show_on_screen(gatherer, interval, title)
         else:
             _show_lines(gatherer, interval)
-
-
-def _address(settings: ClientSettings) -> str:
-    return masked_url(settings.redis_url) if settings.redis_url else "your private Redis"
 
 
 def _has_screen() -> bool:
