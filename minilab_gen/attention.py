@@ -2,14 +2,17 @@
 
 It must not know about layers, weights or sampling: queries and keys go in, mixed values come out.
 
-Each query token is one item of a batched matrix product: its :data:`QUERY_TILE` query heads against its own
-sequence's keys. Prefill, chunked prefill and decode therefore run the very same small product, and the number of
-items never enters one item's arithmetic. Key lengths are rounded up to :data:`KEY_TILE` with the rest masked:
-a masked key adds an exact zero to every sum.
+A product gives a row the same bits whatever other rows it holds, if three rules are kept, which were found by trying
+and which a worker tries again as it starts. Query rows come in multiples of :data:`QUERY_TILE`: in a prefill these are
+many tokens' heads, in a decode step one token's. Key lengths are multiples of :data:`KEY_TILE` with the rest masked:
+a masked key adds an exact zero to every sum. And no sum is longer than :data:`VALUE_BLOCK`: a library may split a longer
+one wherever it likes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -17,10 +20,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 QUERY_TILE = 8
-"""Query heads for each key head in one product; other counts are padded up to a multiple of it."""
+"""Rows of queries in one product; other counts are padded up to a multiple of it."""
 
 KEY_TILE = 16
 """Positions. Key lengths are multiples of it, the width of an AVX-512 register in float32."""
+
+VALUE_BLOCK = 128
+"""Positions. MKL has been seen to split sums of more than 192 terms, in places that depend on their number."""
+
+_QUERY_PIECE = 256
+"""Tokens of a prompt whose scores are held at a time, so that their memory grows with the context and not its square."""
 
 
 class AttentionMemory(Protocol):
@@ -60,39 +69,57 @@ def mix(queries: Tensor, keys_values: Tensor, bias: Tensor) -> Tensor:
     head_dim = queries.shape[-1]
     keys, values = keys_values[..., :head_dim], keys_values[..., head_dim:]
     scores = torch.baddbmm(bias, queries, keys.transpose(1, 2), alpha=head_dim**-0.5)  # (items, rows, length)
-    return torch.bmm(torch.softmax(scores, dim=-1), values)
+    weights = torch.softmax(scores, dim=-1)
+    mixed = torch.bmm(weights[..., :VALUE_BLOCK], values[:, :VALUE_BLOCK])
+    for start in range(VALUE_BLOCK, values.shape[1], VALUE_BLOCK):
+        block = slice(start, start + VALUE_BLOCK)
+        mixed.baddbmm_(weights[..., block], values[:, block])
+    return mixed
 
 
-def group_queries(queries: Tensor, n_kv_head: int) -> Tensor:
-    """Query heads gathered by the key head that they share, padded to the tile: (tokens, n_kv_head, rows, head_dim)."""
-    group = queries.shape[1] // n_kv_head
-    grouped = queries.unflatten(1, (n_kv_head, group))
-    missing = -group % QUERY_TILE
-    return F.pad(grouped, (0, 0, 0, missing)) if missing else grouped
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Some query tokens of one sequence, and what they may see."""
+
+    first: int
+    last: int
+    """Their place among the tokens that are read, the last one excluded."""
+    length: int
+    """Key positions, a multiple of the tile."""
+    bias: Tensor
+    """(rows, length) for the rows that these tokens make for each key head."""
 
 
-def ungroup(mixed: Tensor, n_head: int) -> Tensor:
-    """The inverse of :func:`group_queries` on the answers: (tokens, n_head * head_dim)."""
-    tokens, n_kv_head, _, head_dim = mixed.shape
-    return mixed[:, :, : n_head // n_kv_head].reshape(tokens, n_head * head_dim)
+def causal_pieces(start: int, tokens: int, group: int, device: torch.device) -> list[Piece]:
+    """The queries at positions ``start``, ``start + 1``, ...; ``group`` query heads share a key head."""
+    pieces = []
+    for first in range(0, tokens, _QUERY_PIECE):
+        last = min(first + _QUERY_PIECE, tokens)
+        length = round_up(start + last, KEY_TILE)
+        positions = torch.arange(start + first, start + last, device=device).repeat_interleave(group)
+        positions = F.pad(positions, (0, -len(positions) % QUERY_TILE))  # a row that nobody reads sees one key
+        pieces.append(Piece(first, last, length, causal_bias(positions, length)[:, 0]))
+    return pieces
 
 
-def attend_one_sequence(queries: Tensor, keys_values: Tensor, bias: Tensor) -> Tensor:
+def attend_one_sequence(queries: Tensor, keys_values: Tensor, pieces: Sequence[Piece]) -> Tensor:
     """Many query tokens of one sequence: (tokens, n_head * head_dim).
 
-    ``queries`` is (tokens, n_head, head_dim), ``keys_values`` (n_kv_head, length, 2 * head_dim), ``bias``
-    (tokens, 1, length).
+    ``queries`` is (tokens, n_head, head_dim), ``keys_values`` (n_kv_head, length, 2 * head_dim).
     """
+    mixed = [_attend_piece(queries[piece.first : piece.last], keys_values, piece) for piece in pieces]
+    return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+
+def _attend_piece(queries: Tensor, keys_values: Tensor, piece: Piece) -> Tensor:
+    """All tokens' heads that share a key head are the rows of one product."""
     tokens, n_head, _ = queries.shape
     n_kv_head = keys_values.shape[0]
-    if n_kv_head == 1 and n_head % QUERY_TILE == 0:  # nothing to gather
-        return mix(queries, keys_values.expand(tokens, -1, -1), bias).flatten(1)
-    grouped = group_queries(queries, n_kv_head)
-    heads = [
-        mix(grouped[:, head], keys_values[head].expand(tokens, -1, -1), bias)  # no copy: every token sees the same keys
-        for head in range(n_kv_head)
-    ]
-    return ungroup(torch.stack(heads, dim=1), n_head)
+    by_key_head = queries.unflatten(1, (n_kv_head, -1)).transpose(0, 1)  # (n_kv_head, tokens, group, head_dim)
+    rows = _padded(by_key_head.flatten(1, 2))
+    mixed = mix(rows, keys_values[:, : piece.length], piece.bias.expand(n_kv_head, -1, -1))
+    used = tokens * n_head // n_kv_head
+    return mixed[:, :used].unflatten(1, (tokens, -1)).transpose(0, 1).flatten(1)
 
 
 def attend_many_sequences(queries: Tensor, keys_values: Tensor, bias: Tensor) -> Tensor:
@@ -101,15 +128,20 @@ def attend_many_sequences(queries: Tensor, keys_values: Tensor, bias: Tensor) ->
     ``queries`` is (sequences, n_head, head_dim), ``keys_values`` (sequences, n_kv_head, length, 2 * head_dim),
     ``bias`` (sequences, 1, length).
     """
-    sequences, n_head, _ = queries.shape
+    sequences, n_head, head_dim = queries.shape
     n_kv_head, length = keys_values.shape[1], keys_values.shape[2]
-    if n_kv_head == 1 and n_head % QUERY_TILE == 0:  # nothing to gather
-        return mix(queries, keys_values[:, 0], bias).flatten(1)
-    grouped = group_queries(queries, n_kv_head).flatten(0, 1)
+    group = n_head // n_kv_head
+    rows = _padded(queries.view(sequences * n_kv_head, group, head_dim))
     if n_kv_head > 1:
         bias = bias.expand(-1, n_kv_head, -1).reshape(-1, 1, length)
-    mixed = mix(grouped, keys_values.flatten(0, 1), bias)
-    return ungroup(mixed.unflatten(0, (sequences, n_kv_head)), n_head)
+    mixed = mix(rows, keys_values.flatten(0, 1), bias)
+    return mixed[:, :group].reshape(sequences, n_head * head_dim)
+
+
+def _padded(rows: Tensor) -> Tensor:
+    """Query rows (items, rows, head_dim) with as many zero rows behind them as the tile asks for."""
+    missing = -rows.shape[1] % QUERY_TILE
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 class TrainingAttention:

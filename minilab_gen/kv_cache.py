@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minilab_gen.attention import KEY_TILE, attend_one_sequence, causal_bias, round_up
+from minilab_gen.attention import KEY_TILE, Piece, attend_one_sequence, causal_pieces, round_up
 
 
 class KVCache:
@@ -53,10 +53,13 @@ class CacheReading:
         self._cache, self._tokens = cache, tokens
         end = cache.length + tokens
         self.positions = torch.arange(cache.length, end, device=device)
-        self._bias = causal_bias(self.positions, round_up(end, KEY_TILE))
+        self._pieces: list[Piece] | None = None
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-        mixed = attend_one_sequence(queries, self._cache.store(layer, keys_values), self._bias)
+        if self._pieces is None:
+            group = queries.shape[1] // keys_values.shape[1]
+            self._pieces = causal_pieces(self._cache.length, self._tokens, group, self.positions.device)
+        mixed = attend_one_sequence(queries, self._cache.store(layer, keys_values), self._pieces)
         if layer == self._cache.n_layer - 1:
             self._cache.length += self._tokens
         return mixed

@@ -47,7 +47,7 @@ ONE_TO_ONE = ModelConfig(
     n_layer=1,
     n_head=4,
     n_kv_head=4,
-    d_model=40,
+    d_model=48,
     d_hidden=72,
     tied_embeddings=False,
 )
@@ -90,7 +90,7 @@ class Stub:
 
     def __init__(self, *logits: list[float], context_length: int) -> None:
         self.config = ModelConfig(
-            vocab_size=len(logits[0]), context_length=context_length, n_layer=1, n_head=1, d_model=2, d_hidden=1
+            vocab_size=len(logits[0]), context_length=context_length, n_layer=1, n_head=1, d_model=4, d_hidden=1
         )
         self.device = torch.device("cpu")
         self.reads: list[list[int]] = []

@@ -42,8 +42,8 @@ def ids_of(*shape: int) -> Tensor:
         ({"n_layer": 2.0}, "n_layer must be an integer of at least 1, got 2.0"),
         ({"d_hidden": True}, "d_hidden must be an integer of at least 1, got True"),
         ({"n_kv_head": "1"}, "n_kv_head must be an integer of at least 1, got '1'"),
-        ({"n_head": 7}, "d_model must be n_head times an even number, got 64 and 7"),
-        ({"n_head": 64}, "d_model must be n_head times an even number, got 64 and 64"),
+        ({"n_head": 7}, "d_model must be n_head times a multiple of 4, got 64 and 7"),
+        ({"n_head": 64}, "d_model must be n_head times a multiple of 4, got 64 and 64"),
         ({"n_kv_head": 3}, "n_head must be a multiple of n_kv_head, got 8 and 3"),
     ],
 )

@@ -1,7 +1,8 @@
 """The keys and values of all running sequences: one place each, side by side. It must not know what the ids mean.
 
 Running sequences hold places 0, 1, 2, ... without a hole, so a step's attention is over a slice and gathers nothing.
-When one leaves, the last moves into its place: one small copy per ended job instead of one per step.
+When one leaves, the last moves into its place: one copy per ended job instead of one per step. A place has room for a
+whole context, but only addresses: memory comes as tokens do, and goes with their sequence.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from minilab_gen.attention import KEY_TILE, round_up
+from minilab_gen.engine.lazy_memory import LazyMemory
 from minilab_gen.engine.sequence import Sequence
 from minilab_gen.model import ModelConfig
 
@@ -21,8 +23,10 @@ class Pool:
         self.capacity = round_up(config.context_length, KEY_TILE)  # positions of a place
         self.max_places = max_places
         self.n_kv_head = config.n_kv_head
+        self.group = config.n_head // config.n_kv_head  # query heads that share a key head
         shape = (config.n_layer, max_places, config.n_kv_head, self.capacity, 2 * config.head_dim)
-        self._all = torch.zeros(shape, device=device)
+        self._memory = LazyMemory(shape, device)
+        self._all = self._memory.tensor
         self._rows = [layer.flatten(0, 2) for layer in self._all]  # each (places * heads * positions, 2 * head_dim)
         self.residents: list[Sequence] = []
         """Who holds places 0, 1, 2, ...; one whose prompt is half read holds the last."""
@@ -31,6 +35,11 @@ class Pool:
     def free(self) -> int:
         """Places that nobody holds."""
         return self.max_places - len(self.residents)
+
+    @property
+    def tokens(self) -> int:
+        """Positions that the residents' ids take once they are all read."""
+        return sum(len(sequence.ids) for sequence in self.residents)
 
     def give_place(self, sequence: Sequence) -> None:
         """The next free place."""
@@ -64,7 +73,9 @@ class Pool:
     def _wipe(self, place: int, start: int, end: int) -> None:
         """Zero positions. A masked key is multiplied by an exact 0: that hides any number, but not NaN or infinity."""
         if start < end:
-            self._all[:, place, :, start:end] = 0.0
+            for layer in self._all:
+                for head in layer[place]:
+                    self._memory.clear(head[start:end])
 
     def store(self, layer: int, rows: Tensor, keys_values: Tensor) -> Tensor:
         """Write (tokens, n_kv_head, 2 * head_dim) at flat ``rows``; returns the whole layer."""
@@ -80,6 +91,9 @@ class Pool:
         return (first[:, None] + heads).flatten()
 
     def check_empty(self) -> None:
-        """Assert that every place is free and wiped; for a pool that should be idle."""
+        """Assert that every place is free and begins with zeros; for a pool that should be idle.
+
+        Only the first tile of each place is read: to read everything would take minutes where contexts are long.
+        """
         assert not self.residents, f"places are still held by {[sequence.name for sequence in self.residents]}"
-        assert not self._all.any(), "a free place must hold zeros"
+        assert not self._all[:, :, :, :KEY_TILE].any(), "a free place must hold zeros"

@@ -7,7 +7,15 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minilab_gen.attention import KEY_TILE, attend_many_sequences, attend_one_sequence, causal_bias, round_up
+from minilab_gen.attention import (
+    KEY_TILE,
+    Piece,
+    attend_many_sequences,
+    attend_one_sequence,
+    causal_bias,
+    causal_pieces,
+    round_up,
+)
 from minilab_gen.engine.pool import Pool
 from minilab_gen.engine.sequence import Sequence
 
@@ -27,15 +35,18 @@ class _ChunkRows:
     first: int
     last: int
     place: int
-    length: int
-    """Key positions, a multiple of the tile."""
-    bias: Tensor
+    pieces: list[Piece]
+
+
+_LONE_COST = 512
+"""Key positions that take as long as attending for one more sequence alone: some ten calls of small operations."""
 
 
 class Reading:
     """A step's tokens laid flat, decoding ones first; an :class:`~minilab_gen.attention.AttentionMemory`.
 
-    ``decoding`` sequences must hold the places 0, 1, 2, ... in order.
+    ``decoding`` sequences must hold the places 0, 1, 2, ... in order. They attend together, over as many positions as
+    suits most of them; those with more do so alone.
     """
 
     def __init__(self, pool: Pool, decoding: list[Sequence], chunks: list[Chunk], device: torch.device) -> None:
@@ -53,30 +64,46 @@ class Reading:
         self.ids = torch.tensor(ids, device=device)
         self.positions = torch.tensor(positions, device=device)
         self._rows = pool.rows_at(torch.tensor(places, device=device), self.positions)
-        self._length = round_up(max(positions[: self._decoding], default=0) + 1, KEY_TILE)
-        self._bias = causal_bias(self.positions[: self._decoding], self._length)
+        lengths = [round_up(position + 1, KEY_TILE) for position in positions[: self._decoding]]
+        self._length = shared_length(lengths)
+        self._lone = [(place, length) for place, length in enumerate(lengths) if length > self._length]
+        self._bias = causal_bias(self.positions[: self._decoding], max(lengths, default=0))
         self._chunks = self._lay_chunks(chunks)
         self.last_rows = [*range(self._decoding), *(rows.last - 1 for rows in self._chunks)]
         """The row of each sequence's last token, decoding ones first, then the chunks."""
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         stored = self._pool.store(layer, self._rows, keys_values)
-        mixed = []
-        if self._decoding:
-            seen = stored[: self._decoding, :, : self._length]
-            mixed.append(attend_many_sequences(queries[: self._decoding], seen, self._bias))
+        mixed = [self._attend_decoding(queries[: self._decoding], stored)] if self._decoding else []
         for chunk in self._chunks:
-            seen = stored[chunk.place, :, : chunk.length]
-            mixed.append(attend_one_sequence(queries[chunk.first : chunk.last], seen, chunk.bias))
+            mixed.append(attend_one_sequence(queries[chunk.first : chunk.last], stored[chunk.place], chunk.pieces))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
+
+    def _attend_decoding(self, queries: Tensor, stored: Tensor) -> Tensor:
+        seen, bias = stored[: self._decoding, :, : self._length], self._bias[..., : self._length]
+        mixed = attend_many_sequences(queries, seen, bias)
+        for place, length in self._lone:
+            own = slice(place, place + 1)
+            mixed[own] = attend_many_sequences(queries[own], stored[own, :, :length], self._bias[own, :, :length])
+        return mixed
 
     def _lay_chunks(self, chunks: list[Chunk]) -> list[_ChunkRows]:
         laid, first = [], self._decoding
         for chunk in chunks:
             last = first + chunk.tokens
-            length = round_up(chunk.sequence.read + chunk.tokens, KEY_TILE)
+            pieces = causal_pieces(chunk.sequence.read, chunk.tokens, self._pool.group, self.positions.device)
             assert chunk.sequence.place is not None
-            bias = causal_bias(self.positions[first:last], length)
-            laid.append(_ChunkRows(first, last, chunk.sequence.place, length, bias))
+            laid.append(_ChunkRows(first, last, chunk.sequence.place, pieces))
             first = last
         return laid
+
+
+def shared_length(lengths: list[int]) -> int:
+    """The positions to which many sequences attend together, so that these and the longer ones alone take least."""
+    best, least, longer = 0, float("inf"), 0
+    for rank, length in enumerate(sorted(lengths, reverse=True)):  # the longest ``rank`` sequences attend alone
+        cost = len(lengths) * length + longer + rank * _LONE_COST
+        if cost < least:
+            best, least = length, cost
+        longer += length
+    return best
