@@ -5,8 +5,8 @@ It must not know about layers, weights or sampling: queries and keys go in, mixe
 A product gives a row the same bits whatever other rows it holds, if three rules are kept, which were found by trying
 and which a worker tries again as it starts. Query rows come in multiples of :data:`QUERY_TILE`: in a prefill these are
 many tokens' heads, in a decode step one token's. Key lengths are multiples of :data:`KEY_TILE` with the rest masked:
-a masked key adds an exact zero to every sum. And no sum is longer than :data:`VALUE_BLOCK`: a library may split a longer
-one wherever it likes.
+a masked key adds an exact zero to every sum. And no sum is longer than :data:`VALUE_BLOCK`: a library may split a
+longer one wherever it likes.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VALUE_BLOCK = 128
 """Positions. MKL has been seen to split sums of more than 192 terms, in places that depend on their number."""
 
 _QUERY_PIECE = 256
-"""Tokens of a prompt whose scores are held at a time, so that their memory grows with the context and not its square."""
+"""Tokens of a prompt whose scores are held at a time, lest memory grow with the square of a prompt."""
 
 
 class AttentionMemory(Protocol):

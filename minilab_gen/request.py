@@ -143,6 +143,8 @@ class ModelLimits:
 
     vocab_size: int
     context_length: int
+    kv_tokens: int | None = None
+    """Tokens whose keys and values a worker can hold at a time; None says nothing about it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +168,12 @@ class GenerationRequest:
     def check_fits(self, limits: ModelLimits) -> None:
         """Raise RequestError unless the model can run this: ids known, and room for at least one new token."""
         check_prompt(self.prompt, limits)
+        longest = min(len(self.prompt) + self.max_new_tokens, limits.context_length)
+        if limits.kv_tokens is not None and longest > limits.kv_tokens:
+            raise RequestError(
+                f"prompt and answer must fit the {limits.kv_tokens} tokens that a worker can hold (--kv-tokens), "
+                f"got {len(self.prompt)} and up to {longest - len(self.prompt)} new ones"
+            )
         for place, token in enumerate(self.stop_ids):
             if token >= limits.vocab_size:
                 raise RequestError(

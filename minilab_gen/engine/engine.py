@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
@@ -17,14 +16,16 @@ from torch import Tensor
 from minilab_gen.engine.pool import Pool
 from minilab_gen.engine.reading import Chunk, Reading
 from minilab_gen.engine.sampler import choose
+from minilab_gen.engine.schedule import Schedule
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
 from minilab_gen.errors import RequestError
 from minilab_gen.model import MiniLabModel
 from minilab_gen.request import ModelLimits
 from minilab_gen.sampling import Sampler
 
-PREFILL_TOKENS = 256
-"""Prompt tokens that one step reads at most: what a newcomer may delay its neighbours by, about two decode steps."""
+_PREFILL_SHARE, _LEAST_PREFILL = 4, 64
+"""Prompt tokens that one step reads at most: so many for each place, but no fewer. A newcomer then delays its
+neighbours by two or three of their steps: a product over four times the rows takes less than four times as long."""
 
 OnLogits = Callable[[Sequence, Tensor], None]
 
@@ -47,8 +48,9 @@ class _Choice(NamedTuple):
 class Engine:
     """Runs up to ``max_batch`` sequences at a time; the others wait, first come, first served.
 
-    Memory for keys and values is allocated at once: ``max_batch`` places of a whole context. ``on_logits`` is shown
-    the logits (vocab,) of every choice, for checks. ``on_phase`` is told each phase that has just ended, for clocks.
+    ``kv_tokens`` are the tokens whose keys and values are held at a time, by default ``max_batch`` whole contexts;
+    memory is taken as they come. A step reads ``prefill_tokens`` of prompts at most. ``on_logits`` is shown the logits
+    (vocab,) of every choice, for checks. ``on_phase`` is told each phase that has just ended, for clocks.
     """
 
     def __init__(
@@ -56,19 +58,24 @@ class Engine:
         model: MiniLabModel,
         max_batch: int,
         *,
-        prefill_tokens: int = PREFILL_TOKENS,
+        kv_tokens: int | None = None,
+        prefill_tokens: int | None = None,
         on_logits: OnLogits | None = None,
         on_phase: OnPhase | None = None,
     ) -> None:
-        if max_batch < 1 or prefill_tokens < 1:
-            raise RequestError(f"max_batch and prefill_tokens must be at least 1, got {max_batch} and {prefill_tokens}")
-        self._model = model
-        self._limits = ModelLimits(model.config.vocab_size, model.config.context_length)
+        if max_batch < 1:
+            raise RequestError(f"max_batch must be at least 1, got {max_batch}")
         self._pool = Pool(model.config, max_batch, model.device)
-        self._prefill_tokens = prefill_tokens
+        kv_tokens = self._pool.max_places * self._pool.capacity if kv_tokens is None else kv_tokens
+        prefill_tokens = max(_LEAST_PREFILL, _PREFILL_SHARE * max_batch) if prefill_tokens is None else prefill_tokens
+        for name, value in {"kv_tokens": kv_tokens, "prefill_tokens": prefill_tokens}.items():
+            if value < 1:
+                raise RequestError(f"{name} must be at least 1, got {value}")
+        self._model = model
+        self._limits = ModelLimits(model.config.vocab_size, model.config.context_length, kv_tokens)
+        self._schedule = Schedule(self._pool, kv_tokens, prefill_tokens)
         self._on_logits = on_logits
         self._on_phase = on_phase or _tell_nobody
-        self._waiting: deque[Sequence] = deque()
         self._known: dict[str, Sequence] = {}
         self._leaving: dict[str, Ended] = {}
 
@@ -79,12 +86,12 @@ class Engine:
     @property
     def running(self) -> int:
         """Sequences that hold a place."""
-        return len(self._pool.residents)
+        return self._schedule.running
 
     @property
     def waiting(self) -> int:
         """Sequences that wait for one."""
-        return len(self._waiting)
+        return self._schedule.waiting
 
     def add(self, sequence: Sequence) -> None:
         """Let a sequence wait for a place. Raises RequestError for one that could never run, or whose name is here."""
@@ -94,7 +101,7 @@ class Engine:
         sequence.sampler = Sampler(sequence.request.settings, self._limits.vocab_size)
         sequence.sampler.skip(sequence.tokens)
         self._known[sequence.name] = sequence
-        self._waiting.append(sequence)
+        self._schedule.add(sequence)
 
     def end(self, name: str, reason: EngineEnd, error: str | None = None) -> bool:
         """Let a sequence go at the next step, whatever it is doing; False for a name that is not here."""
@@ -107,7 +114,7 @@ class Engine:
     def step(self) -> list[Outcome]:
         """Let go, admit, read, choose, settle: at most one new token for every running sequence."""
         left = self._let_go()
-        decoding, chunks = self._plan()
+        decoding, chunks = self._schedule.plan()
         self._on_phase("plan")
         choices = self._read_and_choose(decoding, chunks)
         outcomes = left + self._settle(choices)
@@ -116,8 +123,8 @@ class Engine:
 
     def check_books(self) -> None:
         """Assert that an idle engine holds nothing: every place free, every map empty."""
-        assert not self._known and not self._waiting and not self._leaving, "an idle engine must know no sequence"
-        self._pool.check_empty()
+        assert not self._known and not self._leaving, "an idle engine must know no sequence"
+        self._schedule.check_empty()
 
     def _let_go(self) -> list[Outcome]:
         """Those told to leave, those past their deadline, and those that were over before they came."""
@@ -132,26 +139,6 @@ class Engine:
         for ended in left:
             self._forget(ended.sequence)
         return left
-
-    def _plan(self) -> tuple[list[Sequence], list[Chunk]]:
-        """Who decodes in this step, and which chunks of which prompts are read: in the order of their places.
-
-        Prompts are read in the order of arrival within the step's allowance, and a newcomer gets a place only when
-        its turn to be read has come. So at most one prompt is half read, and it holds the last place.
-        """
-        residents = self._pool.residents
-        decoding = [sequence for sequence in residents if sequence.unread == 1]
-        chunks: list[Chunk] = []
-        allowance = self._prefill_tokens
-        for sequence in residents[len(decoding) :]:
-            chunks.append(Chunk(sequence, min(sequence.unread, allowance)))
-            allowance -= chunks[-1].tokens
-        while allowance and self._waiting and self._pool.free:
-            newcomer = self._waiting.popleft()
-            self._pool.give_place(newcomer)
-            chunks.append(Chunk(newcomer, min(newcomer.unread, allowance)))
-            allowance -= chunks[-1].tokens
-        return decoding, chunks
 
     def _read_and_choose(self, decoding: list[Sequence], chunks: list[Chunk]) -> list[_Choice]:
         """Read the step's tokens and choose after each sequence that is read to its end.
@@ -218,10 +205,7 @@ class Engine:
     def _forget(self, sequence: Sequence) -> None:
         del self._known[sequence.name]
         self._leaving.pop(sequence.name, None)
-        if sequence.place is None:
-            self._waiting.remove(sequence)
-        else:
-            self._pool.take_place(sequence)
+        self._schedule.remove(sequence)
 
 
 def _tell_nobody(phase: Phase) -> None:

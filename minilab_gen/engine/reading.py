@@ -75,8 +75,10 @@ class Reading:
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
         stored = self._pool.store(layer, self._rows, keys_values)
         mixed = [self._attend_decoding(queries[: self._decoding], stored)] if self._decoding else []
-        for chunk in self._chunks:
-            mixed.append(attend_one_sequence(queries[chunk.first : chunk.last], stored[chunk.place], chunk.pieces))
+        mixed += [
+            attend_one_sequence(queries[chunk.first : chunk.last], stored[chunk.place], chunk.pieces)
+            for chunk in self._chunks
+        ]
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
     def _attend_decoding(self, queries: Tensor, stored: Tensor) -> Tensor:

@@ -31,6 +31,8 @@ class Sequence:
         """Ids whose keys and values are in the cache."""
         self.place: int | None = None
         """Its row in the cache while it runs."""
+        self.arrival = 0
+        """Its turn: the number of its arrival in the engine."""
         self.sampler: Sampler | None = None
 
     @property
