@@ -131,7 +131,7 @@ def attend_many_sequences(queries: Tensor, keys_values: Tensor, bias: Tensor) ->
     sequences, n_head, head_dim = queries.shape
     n_kv_head, length = keys_values.shape[1], keys_values.shape[2]
     group = n_head // n_kv_head
-    rows = _padded(queries.view(sequences * n_kv_head, group, head_dim))
+    rows = _padded(queries.reshape(sequences * n_kv_head, group, head_dim))
     if n_kv_head > 1:
         bias = bias.expand(-1, n_kv_head, -1).reshape(-1, 1, length)
     mixed = mix(rows, keys_values.flatten(0, 1), bias)

@@ -284,7 +284,7 @@ def test_a_model_that_raises_over_one_sequence_fails_that_one_alone(layer: int, 
     model = model_that_breaks_at(61, layer=layer)
     good = {f"good-{number}": request_of(3 + number, 6, SamplingSettings(1.0, seed=number)) for number in range(4)}
     assert not any(61 in alone(request, model).tokens for request in good.values())
-    watched = Watched(model, max_batch=3, prefill_tokens=prefill_tokens)
+    watched = Watched(model, max_batch=3, model_raises=True, prefill_tokens=prefill_tokens)
     for name, request in good.items():
         watched.add(name, request)
         watched.add(f"bad-{name}", GenerationRequest((5, 6, 7, 8, 9, 61), 4))

@@ -45,7 +45,9 @@ def alone(request: GenerationRequest, model: MiniLabModel | None = None, *, use_
 class Watched:
     """An engine and what came out of it. Tokens must come as 1, 2, 3, ..., and nothing after the end."""
 
-    def __init__(self, model: MiniLabModel | None = None, max_batch: int = 4, **named: Any) -> None:
+    def __init__(
+        self, model: MiniLabModel | None = None, max_batch: int = 4, *, model_raises: bool = False, **named: Any
+    ) -> None:
         self.tokens: dict[str, list[int]] = {}
         self.logits: dict[str, list[Tensor]] = {}
         self.ends: dict[str, str] = {}
@@ -54,6 +56,8 @@ class Watched:
         """The logits of these become NaN at this token."""
         self.started: list[str] = []
         self.engine = Engine(model or model_of(), max_batch, on_logits=self._see, **named)
+        if not model_raises:
+            self.engine._read_alone = _must_not_be_needed  # type: ignore[method-assign]
 
     def add(self, name: str, request: GenerationRequest, answered: list[int] | None = None) -> Sequence:
         sequence = Sequence(name, request, answered or ())
@@ -88,6 +92,11 @@ class Watched:
             self.started.append(name)
         self.tokens[name].append(outcome.token_id)
         assert outcome.number == outcome.sequence.tokens
+
+
+def _must_not_be_needed(chunk: object) -> list[Any]:
+    """In place of what the engine does when a pass raises, which would hide that it raises without need."""
+    raise AssertionError("a model that does not raise must read all sequences together")
 
 
 def assert_equal(watched: Watched, name: str, expected: Answer) -> None:

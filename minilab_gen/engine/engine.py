@@ -147,7 +147,8 @@ class Engine:
         """
         try:
             return self._read_together(decoding, chunks)
-        except Exception:  # noqa: BLE001 - whatever it was, it is found again below and reported there
+        except Exception as error:  # noqa: BLE001 - whatever it was, the guilty one meets it again below
+            _log.warning("a step is taken again, one sequence at a time: %s: %s", type(error).__name__, error)
             alone = [Chunk(sequence, 1) for sequence in decoding] + chunks
             return [choice for chunk in alone for choice in self._read_alone(chunk)]
 
