@@ -107,7 +107,9 @@ class Block(nn.Module):
         turned = rotary.turn(queries_keys, angle)
         queries, keys = turned[:, : self.n_head], turned[:, self.n_head :]
         keys_values = torch.cat([keys, heads[:, -self.n_kv_head :]], dim=-1)  # (tokens, n_kv_head, 2 * head_dim)
-        x = self.output.plus(memory.attend(layer, queries, keys_values), x)
+        # In float32 whatever the weights are: products of bfloat16 split their sums where they like.
+        mixed = memory.attend(layer, queries.float(), keys_values.float())
+        x = self.output.plus(mixed.to(x.dtype), x)
         normed = self._dropped(self.feed_forward_norm(x))
         return self.down.plus(self.up.times(normed, self.gate.silu(normed)), x)
 

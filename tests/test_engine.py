@@ -65,6 +65,18 @@ def test_batched_equals_alone_for_every_shape(shape: str, packed: bool, max_batc
     assert_equal_alone(watched, requests, model)
 
 
+@pytest.mark.parametrize("max_batch", [1, 7, 32])
+@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("shape", SHAPES)
+def test_batched_equals_alone_in_bfloat16(shape: str, packed: bool, max_batch: int) -> None:
+    model = model_of(shape, packed=packed, dtype=torch.bfloat16)
+    requests = random_requests(16, seed=max_batch)
+
+    watched = run_all(Watched(model, max_batch, prefill_tokens=20), requests)
+
+    assert_equal_alone(watched, requests, model)
+
+
 def test_prompts_of_different_lengths_read_in_one_step_equal_alone() -> None:
     requests = {str(length): request_of(length) for length in (2, 7, 31)}
     watched = Watched()

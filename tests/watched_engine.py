@@ -21,8 +21,8 @@ HOT = SamplingSettings(temperature=1.0, seed=42)
 
 
 @cache
-def model_of(shape: str = "8:1", *, packed: bool = True) -> MiniLabModel:
-    return random_model(SHAPES[shape]).freeze(packed=packed)
+def model_of(shape: str = "8:1", *, packed: bool = True, dtype: torch.dtype = torch.float32) -> MiniLabModel:
+    return random_model(SHAPES[shape]).to(dtype).freeze(packed=packed)
 
 
 @dataclass(frozen=True)
