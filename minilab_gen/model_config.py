@@ -80,3 +80,9 @@ class ModelConfig:
         """Features of all queries, of all keys and of all values."""
         key_or_value = self.n_kv_head * self.head_dim
         return self.n_head * self.head_dim, key_or_value, key_or_value
+
+    @property
+    def multiplications(self) -> int:
+        """Multiplications for one token, without attention: the numbers in all matrices."""
+        heads = sum(self.qkv_sizes) + self.qkv_sizes[0]
+        return self.n_layer * self.d_model * (heads + 3 * self.d_hidden) + self.vocab_size * self.d_model

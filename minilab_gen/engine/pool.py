@@ -16,6 +16,11 @@ from minilab_gen.engine.sequence import Sequence
 from minilab_gen.model import ModelConfig
 
 
+def bytes_of_a_token(config: ModelConfig) -> int:
+    """What the keys and values of one token take, in float32."""
+    return config.n_layer * config.n_kv_head * 2 * config.head_dim * 4
+
+
 class Pool:
     """``max_places`` rows of a whole context each, for every layer."""
 

@@ -34,10 +34,12 @@ class ModelCard:
     """The verdict of the worker's self-check."""
     tokenizer: str
     """The hash under which the tokenizer's text is kept."""
+    kv_tokens: int | None = None
+    """Tokens whose keys and values its workers hold at a time: what prompt and answer of one job must fit."""
 
     @property
     def limits(self) -> ModelLimits:
-        return ModelLimits(self.vocab_size, self.context_length)
+        return ModelLimits(self.vocab_size, self.context_length, self.kv_tokens)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), allow_nan=False)

@@ -8,6 +8,7 @@ import signal
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Literal
 
 import click
 import redis
@@ -37,6 +38,14 @@ step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs 
 )
 @click.option("--name", default=keys.DEFAULT_MODEL, help="Name under which the model is announced.")
 @click.option("--max-batch", type=click.IntRange(1, 1024), default=64, help="Jobs that run at a time.")
+@click.option(
+    "--kv-tokens",
+    type=click.IntRange(1),
+    help="Tokens whose keys and values are held at a time, of all jobs together.  [default: what half of memory holds]",
+)
+@click.option(
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="What weights are held in."
+)
 @click.option("--queue", "queues", multiple=True, help="Queues to serve, first ones first.  [default: the model's own]")
 @click.option("--redis-url", help="Redis to serve from.  [default: a private server of this user]")
 @click.option("--burst", is_flag=True, help="Leave when the queues are empty.")
@@ -56,6 +65,8 @@ def program(
     model: Path,
     name: str,
     max_batch: int,
+    kv_tokens: int | None,
+    dtype: Literal["float32", "bfloat16"],
     queues: tuple[str, ...],
     redis_url: str | None,
     burst: bool,
@@ -94,8 +105,9 @@ def program(
 
         served_queues = queues or tuple(keys.queue_names(name))
         settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace)
-        served = load_served_model(model, name, max_batch, threads)
+        served = load_served_model(model, name, max_batch, threads, dtype=dtype, kv_tokens=kv_tokens)
         _log.info("%s: %s (%.1f s)", model, served.verdict, served.seconds)
+        _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
         worker = Worker(settings, served)
         if server is not None:
             from minilab_worker.metrics import WorkerMetrics

@@ -18,8 +18,12 @@ from minilab_gen.model import MiniLabModel
 from minilab_gen.request import GenerationRequest
 
 _SEED: Final = 20_261_129
-_LONGEST: Final = 256
-"""Ids of a checked sequence at most: enough for several tiles of keys, few enough to check in a second."""
+_LONGEST: Final = 300
+"""Ids of a checked prompt at most: enough for several blocks of keys."""
+_SHORTEST: Final = 8
+"""Ids of the longest prompts where the model is so large that more would take minutes."""
+_WORK: Final = 1e11
+"""Multiplications that the check may take: a second or two of two cores."""
 _BATCHES: Final = (1, 3, 8)
 """Batch sizes checked besides the worker's own."""
 
@@ -48,10 +52,12 @@ def check_exactness(model: MiniLabModel, max_batch: int, threads: int | None) ->
     if threads:
         torch.set_num_threads(threads)
     dice = random.Random(_SEED)
+    batches = sorted({*_BATCHES, max_batch})
+    longest = _longest_prompt(model, sum(batches) + len(batches))
     rows = different = 0
     gap = 0.0
-    for batch in sorted({*_BATCHES, max_batch}):
-        for sequence, chosen_from in _run(model, batch, dice):
+    for batch in batches:
+        for sequence, chosen_from in _run(model, batch, longest, dice):
             with torch.no_grad():
                 logits, _ = model(torch.tensor([sequence.ids[:-1]], device=model.device))
             expected = logits[0, len(sequence.request.prompt) - 1 :]
@@ -63,16 +69,23 @@ def check_exactness(model: MiniLabModel, max_batch: int, threads: int | None) ->
     return Verdict(rows, different, gap)
 
 
-def _run(model: MiniLabModel, batch: int, dice: random.Random) -> list[tuple[Sequence, list[Tensor]]]:
+def _longest_prompt(model: MiniLabModel, sequences: int) -> int:
+    """How long the prompts of so many sequences may be: each is read twice, and half as long on average."""
+    affordable = _WORK / (sequences * model.config.multiplications)
+    return int(max(_SHORTEST, min(_LONGEST, affordable)))
+
+
+def _run(model: MiniLabModel, batch: int, longest: int, dice: random.Random) -> list[tuple[Sequence, list[Tensor]]]:
     """Random sequences through an engine of ``batch`` places, with the logits that each token was chosen from."""
-    longest = min(_LONGEST, model.config.context_length)
+    most = model.config.context_length - 1
     seen: dict[str, list[Tensor]] = {}
     engine = Engine(
         model, batch, prefill_tokens=48, on_logits=lambda s, row: seen.setdefault(s.name, []).append(row.clone())
     )
     sequences = []
     for number in range(batch + 1):  # one more than there are places, so that one waits and takes over another's
-        prompt = tuple(dice.randrange(model.config.vocab_size) for _ in range(dice.randint(1, longest - 1)))
+        length = _LONGEST if number == batch // 2 and batch > 1 else dice.randint(1, longest)
+        prompt = tuple(dice.randrange(model.config.vocab_size) for _ in range(min(length, most)))
         sequences.append(Sequence(str(number), GenerationRequest(prompt, max_new_tokens=dice.randint(2, 6))))
         engine.add(sequences[-1])
     while engine.has_work:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final, Literal
+
+import torch
 
 from minilab_gen.checkpoint import fingerprint, read_stop_ids
+from minilab_gen.engine import bytes_of_a_token
 from minilab_gen.model import MiniLabModel, load
 from minilab_gen.protocol.cards import ModelCard, digest
 from minilab_gen.tokenizer import Tokenizer, get_tokenizer
+from minilab_worker.memory import tokens_that_fit
 from minilab_worker.self_check import Verdict, check_exactness
+
+Dtype = Literal["float32", "bfloat16"]
+"""What weights are held in and products are made of."""
+
+_TORCH: Final[dict[Dtype, torch.dtype]] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,28 +33,42 @@ class ServedModel:
     verdict: Verdict
     seconds: float
     """What loading and checking took."""
+    kv_tokens: int
+    """Tokens whose keys and values the engine may hold at a time."""
 
 
-def load_served_model(folder: Path, name: str, max_batch: int, threads: int | None) -> ServedModel:
+def load_served_model(
+    folder: Path,
+    name: str,
+    max_batch: int,
+    threads: int | None,
+    *,
+    dtype: Dtype = "float32",
+    kv_tokens: int | None = None,
+) -> ServedModel:
     """Load a checkpoint and check its exactness; falls back to padded layers where packed ones are not exact.
 
-    Raises CheckpointError.
+    Without ``kv_tokens`` they are what memory allows. Raises CheckpointError.
     """
     start = time.monotonic()
-    model, tokenizer = load(folder), get_tokenizer(folder)
+    model, tokenizer = load(folder, _TORCH[dtype]), get_tokenizer(folder)
     verdict = check_exactness(model, max_batch, threads)
     if not verdict.is_exact:
-        padded = load(folder, packed=False)
+        padded = load(folder, _TORCH[dtype], packed=False)
         padded_verdict = check_exactness(padded, max_batch, threads)
         if padded_verdict.is_exact:
             model, verdict = padded, padded_verdict
+    context = model.config.context_length
+    if kv_tokens is None:
+        kv_tokens = tokens_that_fit(bytes_of_a_token(model.config), most=max_batch * context, least=context)
     card = ModelCard(
         name=name,
-        context_length=model.config.context_length,
+        context_length=context,
         vocab_size=model.config.vocab_size,
         stop_ids=read_stop_ids(folder),
         fingerprint=fingerprint(folder, model),
         exactness=str(verdict),
         tokenizer=digest(tokenizer.to_json()),
+        kv_tokens=kv_tokens,
     )
-    return ServedModel(model, tokenizer, card, verdict, time.monotonic() - start)
+    return ServedModel(model, tokenizer, card, verdict, time.monotonic() - start, kv_tokens)

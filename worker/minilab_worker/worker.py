@@ -77,7 +77,7 @@ class Worker:
         self._ledger = Ledger(connection, settings.queues, settings.lease, served.card.fingerprint)
         self.tally = Tally()
         self._loop = EngineLoop(
-            Engine(served.model, settings.max_batch, on_phase=self.tally.clock.end_phase),
+            Engine(served.model, settings.max_batch, kv_tokens=served.kv_tokens, on_phase=self.tally.clock.end_phase),
             Publisher(connect(settings.redis_url)),
             self,
             self.tally,
