@@ -155,6 +155,20 @@ def test_what_a_model_cannot_run_is_refused_with_its_limits(field: str, value: A
     assert refusal(request.check_fits, LIMITS) == message
 
 
+@pytest.mark.parametrize(("length", "new"), [(20, 1), (10, 11), (15, 10**12)])
+def test_what_a_worker_can_never_hold_is_refused_with_the_numbers(length: int, new: int) -> None:
+    request = GenerationRequest((9,) * length, max_new_tokens=new)
+
+    message = refusal(request.check_fits, ModelLimits(10, 32, kv_tokens=20))
+
+    came = f"got {length} and up to {min(new, 32 - length)} new ones"
+    assert message == f"prompt and answer must fit the 20 tokens that a worker can hold (--kv-tokens), {came}"
+
+
+def test_a_request_that_a_worker_can_just_hold_fits() -> None:
+    GenerationRequest((9,) * 10, max_new_tokens=10).check_fits(ModelLimits(10, 32, kv_tokens=20))
+
+
 def test_the_longest_prompt_and_the_largest_ids_fit() -> None:
     GenerationRequest((9,) * 31, stop_ids=(9,)).check_fits(LIMITS)
 
