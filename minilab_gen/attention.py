@@ -118,8 +118,8 @@ def _attend_piece(queries: Tensor, keys_values: Tensor, piece: Piece) -> Tensor:
     by_key_head = queries.unflatten(1, (n_kv_head, -1)).transpose(0, 1)  # (n_kv_head, tokens, group, head_dim)
     rows = _padded(by_key_head.flatten(1, 2))
     mixed = mix(rows, keys_values[:, : piece.length], piece.bias.expand(n_kv_head, -1, -1))
-    used = tokens * n_head // n_kv_head
-    return mixed[:, :used].unflatten(1, (tokens, -1)).transpose(0, 1).flatten(1)
+    by_token: Tensor = mixed[:, : tokens * n_head // n_kv_head].unflatten(1, (tokens, -1)).transpose(0, 1)
+    return by_token.flatten(1)
 
 
 def attend_many_sequences(queries: Tensor, keys_values: Tensor, bias: Tensor) -> Tensor:

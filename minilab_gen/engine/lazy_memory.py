@@ -31,6 +31,7 @@ class LazyMemory:
 
     def __init__(self, shape: tuple[int, ...], device: torch.device) -> None:
         """Raises MiniLabError where the operating system has no room for so many addresses."""
+        self.tensor: Tensor
         self._map: mmap.mmap | None = None
         if device.type != "cpu":
             self.tensor = torch.zeros(shape, device=device)
@@ -44,7 +45,7 @@ class LazyMemory:
             ) from error
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             self._map.madvise(mmap.MADV_NOHUGEPAGE)  # one written position would take 2 MB
-        self.tensor: Tensor = torch.frombuffer(self._map, dtype=torch.float32).view(shape)
+        self.tensor = torch.frombuffer(self._map, dtype=torch.float32).view(shape)
 
     def clear(self, piece: Tensor) -> None:
         """Make a contiguous piece of the tensor zero, and give back the pages that lie in it."""
