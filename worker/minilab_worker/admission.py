@@ -30,7 +30,7 @@ def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> Run:
         run.end_at_once("error", error=str(error))
         return run
     except Exception as error:  # noqa: BLE001 - a job that we fail to understand must not end the worker
-        _log.exception("%s: the job cannot be read", claim.job.id)
+        _log.exception("%s: the job cannot be read", claim.job.id, extra={"job_id": claim.job.id})
         run = Run(claim, None, tokenizer)
         run.end_at_once("error", error=f"the job cannot be read: {type(error).__name__}")
         return run

@@ -182,7 +182,8 @@ class Claims:
 
     def _is_held(self, queue: Queue, job_id: str, executions: list[bytes] | Exception) -> bool:
         if isinstance(executions, Exception):  # of another type: no execution can be in it, nor be put there
-            _log.warning("%s: RQ's book of its executions is overwritten, it begins anew", job_id)
+            why = "RQ's book of its executions is overwritten, it begins anew"
+            _log.warning("%s: %s", job_id, why, extra={"job_id": job_id})
             self._connection.delete(ExecutionRegistry(job_id, self._connection).key)
             return False
         registry = queue.started_job_registry.key
@@ -199,11 +200,13 @@ class Claims:
             self._end_unread(found, str(error))
             return None
         except Exception as error:  # noqa: BLE001 - RQ raises whatever a damaged record makes it raise
-            _log.warning("%s: the job's record cannot be read: %r", found.job_id, error)
+            why = type(error).__name__  # its text may quote the record
+            _log.warning("%s: the job's record cannot be read: %s", found.job_id, why, extra={"job_id": found.job_id})
             self._end_unread(found, "the job's record cannot be read")
             return None
         if job is None or found.is_held or job.get_status(refresh=False) in _ENDED:
-            _log.info("%s: nothing to start, it has expired, ended or is running", found.job_id)
+            extra = {"job_id": found.job_id}
+            _log.debug("%s: nothing to start, it has expired, ended or is running", found.job_id, extra=extra)
             if job is not None and not found.is_held:
                 with contextlib.suppress(UnknownJobError):  # it has ended, and its tokens have expired
                     settle(self._connection, found.job_id)
@@ -211,7 +214,8 @@ class Claims:
             return None
         begun_by = self._begun_by_another(found)
         if begun_by is not None and not self._has_waited(found):
-            _log.warning("%s: left to a worker of the model %s, which began it", found.job_id, begun_by)
+            extra = {"job_id": found.job_id, "fingerprint": begun_by}
+            _log.warning("%s: left to a worker of the model %s, which began it", found.job_id, begun_by, extra=extra)
             return None  # it stays where it is, until it counts as never started
         return _Startable(found.queue, job, begun_by)
 
@@ -250,8 +254,8 @@ class Claims:
         """The events of a job's stream; one that is not whole is removed, since its tokens can be computed again."""
         try:
             return _events_in(entries)
-        except StreamError as error:
-            _log.warning("%s: the stream begins anew: %s", job.id, error)
+        except StreamError:  # which may quote tokens
+            _log.warning("%s: the stream is not whole, it begins anew", job.id, extra={"job_id": job.id})
             self._connection.delete(keys.token_stream(job.id))
             return []
 

@@ -8,7 +8,7 @@ import signal
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 import click
 import redis
@@ -16,6 +16,8 @@ import redis
 from minilab_gen.errors import CheckpointError, MiniLabError, RedisUnavailableError, RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.tokenizer import BASE_CHECKPOINT
+from minilab_worker import logs
+from minilab_worker.logs import LogFormat
 from minilab_worker.redis_command import redis_group
 
 _log = logging.getLogger(__name__)
@@ -56,7 +58,9 @@ step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs 
     "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics here; 0 takes a free port."
 )
 @click.option("--metrics-host", default="127.0.0.1", help="Address of this machine on which to serve them.")
-@click.option("--verbose", "-v", is_flag=True, help="Say more on stderr.")
+@click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="text", help="How log lines look.")
+@click.option("--log-text", is_flag=True, help="Write the text of each answer into the log.")
+@click.option("--verbose", "-v", is_flag=True, help="Say on stderr what becomes of each job.")
 @click.option("--quiet", "-q", is_flag=True, help="Say only what goes wrong.")
 @click.version_option(package_name="minilab-gen")
 @click.pass_context
@@ -75,6 +79,8 @@ def program(
     grace: float,
     metrics_port: int | None,
     metrics_host: str,
+    log_format: LogFormat,
+    log_text: bool,
     verbose: bool,
     quiet: bool,
 ) -> None:
@@ -84,12 +90,7 @@ def program(
     """
     if context.invoked_subcommand is not None:
         return
-    logging.basicConfig(
-        level=logging.DEBUG if verbose else logging.WARNING if quiet else logging.INFO,
-        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
-    )
-    for name_of_rq in ("rq", "rq.worker"):  # the second has a level of its own
-        logging.getLogger(name_of_rq).setLevel(logging.INFO if verbose else logging.WARNING)
+    logs.configure(log_format, verbose=verbose, quiet=quiet)
     # Before there is anything to finish. Process 1 of a container gets no SIGTERM for which it has not asked.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is loaded, which is next
@@ -104,7 +105,7 @@ def program(
         from minilab_worker.worker import Worker, WorkerSettings
 
         served_queues = queues or tuple(keys.queue_names(name))
-        settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace)
+        settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace, log_text)
         served = load_served_model(model, name, max_batch, threads, dtype=dtype, kv_tokens=kv_tokens)
         _log.info("%s: %s (%.1f s)", model, served.verdict, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
@@ -135,12 +136,15 @@ def main() -> None:
     except click.Abort:
         sys.exit(130)
     except MiniLabError as error:
-        click.echo(f"error: {error}", err=True)
+        logs.say_error(str(error))
         known = {RedisUnavailableError: _NO_REDIS, RequestError: _BAD_USAGE, CheckpointError: _BAD_USAGE}
         sys.exit(known.get(type(error), _FAILED))
     except redis.RedisError as error:
-        click.echo(f"error: Redis failed as the worker started: {error}", err=True)
+        logs.say_error(f"Redis failed as the worker started: {error}")
         sys.exit(_NO_REDIS)
+    except Exception:  # noqa: BLE001 - it ends the program all the same, with a line of the log as everything else
+        _log.critical("the worker failed", exc_info=True)
+        sys.exit(_FAILED)
 
 
 if __name__ == "__main__":

@@ -211,7 +211,8 @@ class EngineLoop:
 
     def _drop(self, runs: list[Run]) -> None:
         for run in runs:
-            _log.warning("%s: another worker has taken the job over, it is dropped here", run.job_id)
+            extra = {"job_id": run.job_id}
+            _log.warning("%s: another worker has taken the job over, it is dropped here", run.job_id, extra=extra)
             self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
             del self._runs[run.job_id]
         if runs:

@@ -99,7 +99,8 @@ class Recorder:
                 for closing in closings:
                     self._record([closing])
                 return
-            _log.exception("%s: RQ cannot record the end", closings[0].job.id)
+            job_id = closings[0].job.id
+            _log.exception("%s: RQ cannot record the end", job_id, extra={"job_id": job_id})
             self._ledger.forget([closings[0].execution])
 
 

@@ -55,6 +55,21 @@ class Run:
         return last if isinstance(last, EndEvent) else None
 
     @property
+    def is_refused(self) -> bool:
+        """Whether its job holds no request that can run."""
+        return not self.prompt_tokens
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the answer so far."""
+        return len(self.events) - (self.end is not None)
+
+    @property
+    def text(self) -> str:
+        """The answer so far."""
+        return "".join(event.text for event in self.events)
+
+    @property
     def is_published(self) -> bool:
         """Whether its terminal entry stands in the stream."""
         return self.end is not None and self.confirmed == len(self.events)
@@ -97,8 +112,7 @@ class Run:
         """What RQ keeps as the return value of the job."""
         end = self.end
         assert end is not None, "a result is asked of a run that has ended"
-        text = "".join(token.text for token in self._tokens) + end.text
-        return {"ids": [token.token_id for token in self._tokens]} | end.to_json() | {"text": text}
+        return {"ids": [token.token_id for token in self._tokens]} | end.to_json() | {"text": self.text}
 
     @property
     def _tokens(self) -> list[TokenEvent]:

@@ -57,7 +57,7 @@ class Takeover:
         for holding in sorted(mine, key=lambda holding: place[holding.execution_id], reverse=True):
             if not any(self._holdings.put_back(holding, if_dead=False) for _ in range(_ATTEMPTS)):
                 continue  # whoever looks for dead workers finds it
-            _log.info("%s: not finished, queued again", holding.job_id)
+            _log.debug("%s: not finished, queued again", holding.job_id, extra={"job_id": holding.job_id})
 
     def _sweep_started(self, seen: set[Hashable]) -> None:
         holdings = self._holdings.all()
@@ -68,7 +68,8 @@ class Takeover:
             elif self._is_abandoned(holding, alive) and self._holdings.put_back(holding, if_dead=True):
                 self._tally.taken_over += 1
                 worker = holding.worker or "(unnamed)"
-                _log.warning("%s: its worker %s is gone, the job goes on", holding.job_id, worker)
+                extra = {"job_id": holding.job_id, "worker": worker}
+                _log.warning("%s: its worker %s is gone, the job goes on", holding.job_id, worker, extra=extra)
 
     def _sweep_own(self, holding: Holding, seen: set[Hashable]) -> None:
         """An execution of ours that we know nothing of: its start was not answered, or Redis forgot its end."""
@@ -77,13 +78,15 @@ class Takeover:
         seen.add(holding.execution_id)
         if self._is_old(holding.execution_id, SWEEP_INTERVAL * 3):  # not one that is just being ended
             self._holdings.put_back(holding, if_dead=False)
-            _log.warning("%s: started and not known here, the job is queued again", holding.job_id)
+            extra = {"job_id": holding.job_id}
+            _log.warning("%s: started and not known here, the job is queued again", holding.job_id, extra=extra)
 
     def _sweep_unstarted(self, seen: set[Hashable]) -> None:
         for queue, job_id in self._holdings.unstarted():
             seen.add(job_id)
             if self._is_old(job_id, self._lease) and self._holdings.put_back_unstarted(queue, job_id):
-                _log.warning("%s: claimed and never started, the job is queued again", job_id)
+                extra = {"job_id": job_id}
+                _log.warning("%s: claimed and never started, the job is queued again", job_id, extra=extra)
 
     def _alive(self, workers: set[str]) -> set[str]:
         names = sorted(workers)

@@ -26,6 +26,7 @@ from minilab_worker import patience
 from minilab_worker.admission import admit
 from minilab_worker.claims import Claim
 from minilab_worker.engine_loop import EngineLoop
+from minilab_worker.journal import Journal
 from minilab_worker.ledger import Ledger
 from minilab_worker.patience import Patience
 from minilab_worker.publisher import Publisher
@@ -65,6 +66,8 @@ class WorkerSettings:
     """Seconds after its last heartbeat at which a worker counts as dead."""
     grace: float = 25.0
     """Seconds that running jobs get to end when the worker is told to stop; then they go back to their queue."""
+    log_text: bool = False
+    """Write the answers of ended jobs into the log."""
 
 
 class Worker:
@@ -91,6 +94,7 @@ class Worker:
         self._taken = 0
         self._told_to_stop = self._told_to_hurry = False  # no Events: a signal may come while one is being waited for
         self._given_back: list[str] = []
+        self._journal = Journal(shows_text=settings.log_text)
         self._patience = Patience("claims and heartbeats")
         self._next_beat = self._next_card = 0.0
 
@@ -146,6 +150,7 @@ class Worker:
 
     def on_ended(self, runs: list[Run]) -> None:
         """Have the ends of runs recorded."""
+        self._journal.ended(runs)
         self._recorder.add(runs)
 
     def on_lost(self, runs: list[Run]) -> None:
@@ -157,6 +162,7 @@ class Worker:
 
     def on_given_back(self, runs: list[Run]) -> None:
         """Note what is to go back to its queue, and free the places."""
+        self._journal.given_back(runs)
         self._given_back += [run.execution.id for run in runs]
         self._free_places(len(runs))
 
@@ -229,6 +235,7 @@ class Worker:
         """Give a claimed job to the engine, which also publishes the end of one that does not run."""
         run = admit(claim, self._served.card.limits, self._served.tokenizer)
         self.tally.count_start(run)
+        self._journal.started(run)
         self._loop.add(run)
 
     def _free_places(self, count: int) -> None:
@@ -253,3 +260,4 @@ class Worker:
                 self._places.wait(timeout=_SHORT_PAUSE)
         if self._given_back:
             self._insist(lambda: self._takeover.put_back(self._given_back))
+        _log.info("%s has left: %d jobs ended, %d given back", self.name, self.done, len(self._given_back))
