@@ -8,7 +8,7 @@ import signal
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import click
 import redis
@@ -19,6 +19,9 @@ from minilab_gen.tokenizer import BASE_CHECKPOINT
 from minilab_worker import logs
 from minilab_worker.logs import LogFormat
 from minilab_worker.redis_command import redis_group
+
+if TYPE_CHECKING:
+    from minilab_worker.worker import Worker
 
 _log = logging.getLogger(__name__)
 
@@ -115,15 +118,19 @@ def program(
 
             server.show(stack.enter_context(closing(WorkerMetrics(worker, settings, served.card))))
             _log.info("metrics at %s", server.url)
-        worker.stop_on_signals()
-        try:
-            worker.serve()
-        finally:
-            for number in (signal.SIGTERM, signal.SIGINT):  # Python puts back what would end it with another exit code
-                signal.signal(number, signal.SIG_IGN)
+        _serve(worker)
 
 
 program.add_command(redis_group)
+
+
+def _serve(worker: Worker) -> None:
+    worker.stop_on_signals()
+    try:
+        worker.serve()
+    finally:
+        for number in (signal.SIGTERM, signal.SIGINT):  # Python puts back what would end it with another exit code
+            signal.signal(number, signal.SIG_IGN)
 
 
 def main() -> None:
