@@ -38,6 +38,10 @@ class _ChunkRows:
     pieces: list[Piece]
 
 
+_ROW_STEP, _FREE_ROWS = 16, 64
+"""Rows beyond so many come in multiples of this. oneDNN makes a kernel for each number of rows that it meets, which
+takes longer than a small product, and keeps some thousand of them."""
+
 _LONE_COST = 512
 """Key positions that take as long as attending for one more sequence alone: some ten calls of small operations."""
 
@@ -61,9 +65,11 @@ class Reading:
             ids += chunk.sequence.ids[start:end]
             places += [chunk.sequence.place] * chunk.tokens
             positions += range(start, end)
-        self.ids = torch.tensor(ids, device=device)
-        self.positions = torch.tensor(positions, device=device)
-        self._rows = pool.rows_at(torch.tensor(places, device=device), self.positions)
+        self._tokens = len(ids)
+        self._padding = -len(ids) % _ROW_STEP if len(ids) > _FREE_ROWS else 0
+        self.ids = torch.tensor(ids + [0] * self._padding, device=device)
+        self.positions = torch.tensor(positions + [0] * self._padding, device=device)
+        self._rows = pool.rows_at(torch.tensor(places, device=device), self.positions[: self._tokens])
         lengths = [round_up(position + 1, KEY_TILE) for position in positions[: self._decoding]]
         self._length = shared_length(lengths)
         self._lone = [(place, length) for place, length in enumerate(lengths) if length > self._length]
@@ -73,12 +79,14 @@ class Reading:
         """The row of each sequence's last token, decoding ones first, then the chunks."""
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-        stored = self._pool.store(layer, self._rows, keys_values)
+        stored = self._pool.store(layer, self._rows, keys_values[: self._tokens])
         mixed = [self._attend_decoding(queries[: self._decoding], stored)] if self._decoding else []
         mixed += [
             attend_one_sequence(queries[chunk.first : chunk.last], stored[chunk.place], chunk.pieces)
             for chunk in self._chunks
         ]
+        if self._padding:
+            mixed.append(queries.new_zeros(self._padding, mixed[0].shape[1]))
         return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
     def _attend_decoding(self, queries: Tensor, stored: Tensor) -> Tensor:
