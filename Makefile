@@ -18,7 +18,7 @@ SEEDS ?= 20
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench chaos check format lint types contracts setup
+.PHONY: help demo test bench chaos pictures check format lint types contracts setup
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,6 +39,9 @@ bench: $(VENV)/.worker  ## measure exactness, speed and where the time goes; pee
 
 chaos: $(VENV)/.dev  ## kill, pause and cut off everything around a service under load (SEEDS=20)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seeds $(SEEDS)
+
+pictures: $(VENV)/.worker  ## make docs/session.svg and docs/watch.svg again, of real runs
+	@$(BIN)/python docs/pictures.py
 
 check: format lint types contracts test  ## everything that must hold before a commit: format, lint, types, contracts, tests
 
