@@ -5,21 +5,18 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator
 
 import click
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
-from rich.console import Console
 
 from minilab_client import parameters
 from minilab_client.output import flush, require_reader, say, write
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_client.watching.drawing import View, clock
+from minilab_client.watching.figures import line
 from minilab_client.watching.gathering import Gatherer
 from minilab_client.watching.room import Room
-from minilab_client.watching.snapshot import Snapshot
 
 _READER_CHECK = 0.5
 """Seconds after which a program that only waits looks whether its reader is still there."""
@@ -65,7 +62,9 @@ def watch(settings: ClientSettings, interval: float, model: str | None, once: bo
             return
         connection.set_retry(Retry(NoBackoff(), 0))  # the next look is the next try, and meanwhile an outage is shown
         if _has_screen():
-            _show_on_screen(gatherer, interval, title)
+            from minilab_client.watching import live  # rich is slow to import, and a screen needs a Unix
+
+            live.show(gatherer, interval, title)
         else:
             _show_lines(gatherer, interval)
 
@@ -75,39 +74,22 @@ def _has_screen() -> bool:
 
 
 def _show_once(gatherer: Gatherer, title: str) -> None:
+    from rich.console import Console  # slow to import, and no other command needs it
+
+    from minilab_client.watching.drawing import View
+
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if console.is_terminal:
         console.print(View(gatherer.look(Room(console.height)), title))
     else:
-        write(_line(gatherer.look(_ONE_LINE)))
-
-
-def _show_on_screen(gatherer: Gatherer, interval: float, title: str) -> None:
-    from minilab_client.watching.screen import Screen  # only here, since it needs a Unix
-
-    with Screen() as screen:
-        title = f"{title}, every {interval:g} s, {'q' if screen.has_keys else 'Ctrl-C'} leaves"
-        snapshot, trouble, next_look = None, None, 0.0
-        while True:
-            if time.monotonic() >= next_look:
-                try:
-                    snapshot, trouble = gatherer.look(Room(screen.height)), None
-                except (redis.ConnectionError, redis.TimeoutError) as error:
-                    trouble = str(error)
-                next_look = time.monotonic() + interval
-            screen.show(View(snapshot, title, trouble))
-            match screen.wait(next_look - time.monotonic()):
-                case "leave":
-                    return
-                case "suspend":
-                    screen.suspend()
+        write(line(gatherer.look(_ONE_LINE)) + "\n")
 
 
 def _show_lines(gatherer: Gatherer, interval: float) -> None:
     is_away = False
     while True:
         try:
-            write(_line(gatherer.look(_ONE_LINE)))
+            write(line(gatherer.look(_ONE_LINE)) + "\n")
         except (redis.ConnectionError, redis.TimeoutError) as error:
             if not is_away:
                 say(f"Redis is away, asking again: {error}")
@@ -118,20 +100,6 @@ def _show_lines(gatherer: Gatherer, interval: float) -> None:
             is_away = False
         flush()
         _pause(interval)
-
-
-def _line(snapshot: Snapshot) -> str:
-    """The figures of a snapshot, for people and for `awk`."""
-    return "  ".join(_figures(snapshot)) + "\n"
-
-
-def _figures(snapshot: Snapshot) -> Iterator[str]:
-    speed = snapshot.speed.now
-    yield clock(snapshot.taken_at)
-    yield f"queued {snapshot.queued}"
-    yield f"running {snapshot.counts.running}"
-    yield f"tokens/s {'-' if speed is None else round(speed)}"
-    yield f"workers {snapshot.fleet.up}"
 
 
 def _pause(seconds: float) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Final
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -13,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from minilab_client.watching.cropped import Cropped
+from minilab_client.watching.figures import clock, number, span
 from minilab_client.watching.plot import CELLS, columns, plot
 from minilab_client.watching.room import Room, Rows
 from minilab_client.watching.snapshot import WINDOW, ModelLine, RunningJob, Snapshot, Speed, WorkerLine
@@ -58,16 +58,6 @@ class View:
             lines += [[]] if rows.spacious else []
             lines += console.render_lines(part, options, pad=False)
         return lines
-
-
-def number(value: float) -> str:
-    """A whole number with its thousands apart."""
-    return f"{round(value):,}".replace(",", " ")
-
-
-def clock(moment: float) -> str:
-    """The local time of a Unix time."""
-    return datetime.fromtimestamp(moment, UTC).astimezone().strftime("%H:%M:%S")
 
 
 def _parts(snapshot: Snapshot, rows: Rows, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -126,22 +116,32 @@ def _figure(jobs: int, style: str = "") -> Text:
 
 
 def _speed(speed: Speed, rows: int, options: ConsoleOptions) -> RenderableType:
-    now = "-" if speed.now is None else number(speed.now)
-    span = f"last {min(WINDOW, speed.watched):.0f} s" if speed.watched else ""
-    labels = [Text("tokens/s", "bold"), Text(now, "bold cyan"), Text(span, "dim")] if rows > 1 else []
-    labels = labels or [Text.assemble(("tok/s ", "bold"), (now, "bold cyan"))]
     cells = max(1, min(CELLS, options.max_width - _LABEL_CELLS))
+    has_remarks = options.max_width >= _LABEL_CELLS + cells + _ID_CELLS
     values = columns(speed, cells)
-    lines = plot(values, rows, ascii_only=options.ascii_only)
-    room = options.max_width >= _LABEL_CELLS + cells + _ID_CELLS
     grid = Table.grid(padding=0)
-    for width in (_LABEL_CELLS, cells + 2 if room else cells, None):
+    for width in (_LABEL_CELLS, cells + 2 if has_remarks else cells, None):
         grid.add_column(width=width, no_wrap=True)
-    top = max((value for value in values if value is not None), default=None)
-    remarks = [f"up to {number(top)}" if top else "", "", "since you came" if 0 < speed.watched < WINDOW else ""]
-    for place, line in enumerate(lines):
-        grid.add_row(labels[place], line, Cropped(remarks[place] if room else "", "dim"))
+    remarks = _remarks(speed, values) if has_remarks else ("", "", "")
+    lines = plot(values, rows, ascii_only=options.ascii_only)
+    for label, line, remark in zip(_labels(speed, rows), lines, remarks, strict=False):
+        grid.add_row(label, line, Cropped(remark, "dim"))
     return grid
+
+
+def _labels(speed: Speed, rows: int) -> Iterator[Text]:
+    now = ("-" if speed.now is None else number(speed.now), "bold cyan")
+    if rows == 1:
+        yield Text.assemble(("tok/s ", "bold"), now)
+        return
+    yield Text("tokens/s", "bold")
+    yield Text(*now)
+    yield Text(f"last {min(WINDOW, speed.watched):.0f} s" if speed.watched else "", "dim")
+
+
+def _remarks(speed: Speed, values: Sequence[float | None]) -> tuple[str, str, str]:
+    top = max((value for value in values if value is not None), default=0)
+    return f"up to {number(top)}" if top else "", "", "since you came" if 0 < speed.watched < WINDOW else ""
 
 
 def _workers(snapshot: Snapshot, rows: int, bar: str | None) -> Table:
@@ -168,19 +168,12 @@ def _worker_cells(worker: WorkerLine, now: float, bar: str | None) -> Iterator[R
     yield Text(speed, "cyan") if worker.alive else Text("gone", "bold red")
     if bar:
         yield Cropped(worker.model)
-        yield _span(now - worker.started_at) if worker.alive and worker.started_at else "-"
+        yield span(now - worker.started_at) if worker.alive and worker.started_at else "-"
 
 
 def _bar(used: int, places: int, filled: str, empty: str) -> Text:
     full = min(_BAR_CELLS, -(-_BAR_CELLS * used // places)) if places > 0 else 0
     return Text.assemble((filled * full, "cyan"), (empty * (_BAR_CELLS - full), "bright_black"))
-
-
-def _span(seconds: float) -> str:
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
 
 
 def _running(snapshot: Snapshot, rows: int, wide: bool) -> Table:

@@ -1,0 +1,38 @@
+"""How numbers, times and a whole look are written out in figures. It must not know rich: a line needs none."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from minilab_client.watching.snapshot import Snapshot
+
+
+def line(snapshot: Snapshot) -> str:
+    """A look in one line, for people and for `awk`."""
+    speed = snapshot.speed.now
+    figures = (
+        clock(snapshot.taken_at),
+        f"queued {snapshot.queued}",
+        f"running {snapshot.counts.running}",
+        f"tokens/s {'-' if speed is None else round(speed)}",
+        f"workers {snapshot.fleet.up}",
+    )
+    return "  ".join(figures)
+
+
+def number(value: float) -> str:
+    """A whole number with its thousands apart."""
+    return f"{round(value):,}".replace(",", " ")
+
+
+def clock(moment: float) -> str:
+    """The local time of a Unix time."""
+    return datetime.fromtimestamp(moment, UTC).astimezone().strftime("%H:%M:%S")
+
+
+def span(seconds: float) -> str:
+    """A time that has passed, in its largest unit."""
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
