@@ -232,6 +232,18 @@ def test_ended_jobs_show_why_newest_first(connection: redis.Redis) -> None:
     assert (line.done, line.failed, line.cancelled, snapshot.counts.ended) == (1, 2, 1, 4)
 
 
+def test_a_job_that_stands_in_two_of_rqs_books_is_shown_once(connection: redis.Redis) -> None:
+    for job_id in ("a", "b"):
+        run(connection, job_id, ["x"])
+    connection.zadd("rq:canceled:minilab.base", {"a": time.time()})
+    ended_ago(connection, "a", 20)
+    ended_ago(connection, "b", 30)
+
+    ended = look(connection).ended
+
+    assert [(job.job_id, job.reason) for job in ended] == [("a", "length"), ("b", "length")]
+
+
 def test_an_end_is_read_once(connection: redis.Redis) -> None:
     run(connection, "a", ["x"], "stop", stop_id=0)
     gatherer = Gatherer(connection)

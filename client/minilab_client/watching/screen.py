@@ -109,10 +109,9 @@ class Screen:
         self._write(_TAKE)
 
     def _give_back(self) -> None:
-        with contextlib.suppress(OSError, termios.error):  # a terminal that is gone wants nothing back
+        with _unhurried(), contextlib.suppress(OSError, termios.error):  # a terminal that is gone wants nothing back
             self._write(_GIVE_BACK)
-        if self._keyboard is not None and self._saved is not None:
-            with contextlib.suppress(OSError, termios.error):
+            if self._keyboard is not None and self._saved is not None:
                 termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._saved)
 
     def _leaves(self) -> bool:
@@ -151,6 +150,16 @@ class Screen:
     def _write(text: str) -> None:
         sys.stdout.write(text)
         sys.stdout.flush()
+
+
+@contextlib.contextmanager
+def _unhurried() -> Iterator[None]:
+    """Put a second Ctrl-C or SIGTERM off to the end of the block."""
+    earlier = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, earlier)
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ class Survey:
     running: tuple[str, ...]
     """Jobs that run: first those that were asked about and still do, then others."""
     endings: tuple[Ending, ...]
-    """Newest first."""
+    """Newest first, each job once."""
     workers: tuple[str, ...]
     """RQ's keys of all workers, also of programs that are not ours."""
 
@@ -65,15 +65,15 @@ def survey(connection: redis.Redis, queues: Sequence[str], followed: Sequence[st
         for name in visited:
             _ask(pipeline, queue_of(connection, name), most)
         answers = readable(pipeline.execute(raise_on_error=False))
-    names = (text_of(key).removeprefix(Queue.redis_queue_namespace_prefix) for key in next(answers) or ())
-    workers = (text_of(key) for key in next(answers) or ())
+    names = [text_of(key).removeprefix(Queue.redis_queue_namespace_prefix) for key in next(answers) or ()]
+    workers = [text_of(key) for key in next(answers) or ()]
     still = [job_id for job_id in followed if next(answers) == b"started"]
     books = [_read(name, answers) for name in visited]
     return Survey(
         queues=tuple(sorted(name for name in names if keys.queue_parts(name))),
         models=_by_model(books),
         running=tuple(dict.fromkeys([*still, *(job_id for book in books for job_id in book.running)])),
-        endings=tuple(sorted((end for book in books for end in book.endings), key=lambda end: -end.ended_at)),
+        endings=_newest_first(end for book in books for end in book.endings),
         workers=tuple(sorted(workers)),
     )
 
@@ -143,6 +143,13 @@ def _job_ids(members: Iterable[bytes]) -> Iterator[str]:
     for member in members:
         with contextlib.suppress(RequestError):
             yield keys.check_job_id(text_of(member))
+
+
+def _newest_first(endings: Iterable[Ending]) -> tuple[Ending, ...]:
+    found: dict[str, Ending] = {}
+    for ending in sorted(endings, key=lambda ending: -ending.ended_at):
+        found.setdefault(ending.job_id, ending)  # one that several books know counts as what it became last
+    return tuple(found.values())
 
 
 def _by_model(books: Iterable[_Book]) -> dict[str, ModelLine]:
