@@ -87,7 +87,7 @@ def test_names_follow_the_conventions_of_prometheus(families: list[Metric]) -> N
             assert (family.type != "histogram") or family.name.endswith("_seconds")
 
 
-@pytest.mark.parametrize("query", [*QUERIES, *re.findall(r"expr: (.*)", OPERATIONS)])
+@pytest.mark.parametrize("query", [*QUERIES, *re.findall(r"(?:expr|query): (.*)", OPERATIONS)])
 def test_every_metric_in_a_query_is_shown_by_a_worker(families: list[Metric], query: str) -> None:
     shown = {sample.name for family in families for sample in family.samples}
 
