@@ -217,6 +217,19 @@ def test_the_address_comes_from_the_environment(
         ("rediss://localhost?ssl_cert_reqs=perhaps", "none, optional or required"),
         ("unix://relative/path", "absolute path"),
         ("unix://", "absolute path"),
+        ("sentinel://host:26379", "sentinel://user:password@host:port,host:port/service"),
+        ("sentinel://host:26379/", "sentinel://user:password@host:port,host:port/service"),
+        ("sentinel://host,/service", "sentinel://user:password@host:port,host:port/service"),
+        ("sentinel:///service", "sentinel://user:password@host:port,host:port/service"),
+        ("sentinel://host/my service", "sentinel://user:password@host:port,host:port/service"),
+        ("sentinel://host,other:port/service", "must be scheme"),
+        ("sentinel://host,other:0/service", "port from 1"),
+        ("sentinel://host,[::1]:26379,[::1/service", "must be scheme"),
+        ("sentinel://host/service?db=x", "db as a whole number"),
+        ("sentinel://host/service?ssl_cert_reqs=none", "rediss://"),
+        ("sentinel://host/service?decode_responses=1", "decode_responses, since RQ needs bytes"),
+        ("sentinel://host/service?sentinel_port=5", "not sentinel_port"),
+        ("redis://host?sentinel_username=me", "not sentinel_username"),
     ],
 )
 def test_a_bad_url_is_refused_with_the_rule(url: str, rule: str) -> None:
@@ -253,6 +266,13 @@ def test_a_bad_wait_is_refused(wait: float) -> None:
         f"http://:{SECRET}@127.0.0.1:PORT",
         f"me:{SECRET}@127.0.0.1:PORT",
         f"redis://:{SECRET}@[::1",
+        f"sentinel://:{SECRET}@127.0.0.1:PORT,127.0.0.1:PORT/service",
+        f"sentinel://:{SECRET}@127.0.0.1:PORT,127.0.0.1:0/service",
+        f"sentinel://:{SECRET}@127.0.0.1:PORT",
+        f"sentinel://:{SECRET}/a@127.0.0.1:PORT/service",
+        f"sentinel://127.0.0.1:PORT/service?sentinel_password={SECRET}",
+        f"sentinel://127.0.0.1:PORT/service?sentinel_password=a&{SECRET}=b",
+        f"sentinel://:{SECRET}@127.0.0.1:PORT/service?db=x",
     ],
 )
 def test_no_error_shows_the_password(url: str) -> None:
@@ -288,6 +308,9 @@ def test_a_refused_login_says_so_at_once_without_the_password() -> None:
         ("unix:///run/redis.sock", "unix:///run/redis.sock"),
         ("pass@localhost", "***"),
         ("localhost", "localhost"),
+        ("sentinel://a:26379,b/service", "sentinel://a:26379,b/service"),
+        ("sentinel://me:pass@a,b:1/service?db=1", "sentinel://***@a,b:1/service?***"),
+        ("sentinel://:a/pass@b/service", "sentinel://***"),
     ],
 )
 def test_a_shown_url_has_no_credentials(url: str, shown: str) -> None:

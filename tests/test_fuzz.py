@@ -161,7 +161,8 @@ def test_a_damaged_record_is_shown_or_refused(
 @FUZZ
 @given(
     st.text(max_size=30)
-    | st.tuples(st.sampled_from(["redis://", "rediss://", "unix://", "http://"]), st.text(max_size=20)).map("".join),
+    | st.tuples(st.sampled_from(["redis://", "rediss://", "unix://", "http://"]), st.text(max_size=20)).map("".join)
+    | st.text(max_size=20).map(lambda hosts: f"sentinel://{hosts}/service"),
     st.text(st.sampled_from("s3@/?#%:&="), max_size=8).map(lambda text: f"s3cr3t{text}"),
 )
 def test_an_address_is_taken_or_refused_without_its_password(address: str, password: str) -> None:

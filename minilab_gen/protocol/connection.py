@@ -23,6 +23,7 @@ from redis.exceptions import AuthenticationError, AuthorizationError, BusyLoadin
 from redis.retry import Retry
 
 from minilab_gen.errors import RedisUnavailableError, RequestError
+from minilab_gen.protocol import sentinel
 
 logger = logging.getLogger(__name__)
 
@@ -90,7 +91,8 @@ def connect(url: str | None = None, wait: float = 0.0) -> redis.Redis:
     """
     address = _address(url)
     patience = _Patience(address, wait)
-    client = redis.Redis.from_url(address, retry=Retry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
+    make = sentinel.client if _is_sentinel(address) else redis.Redis.from_url
+    client = make(address, retry=Retry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
     try:
         _greet(client, patience)
     except BaseException:
@@ -104,7 +106,9 @@ def connect_async(url: str | None = None) -> redis.asyncio.Redis:
 
     It has not been used yet: whether the server answers shows at the first command, as a ``redis.ConnectionError``.
     """
-    return redis.asyncio.Redis.from_url(_address(url), retry=AsyncRetry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
+    address = _address(url)
+    make = sentinel.async_client if _is_sentinel(address) else redis.asyncio.Redis.from_url
+    return make(address, retry=AsyncRetry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
 
 
 def checked_answers(answers: list[Any]) -> list[Any]:
@@ -125,7 +129,8 @@ def masked_url(url: str) -> str:
         return f"{scheme}://***"
     try:
         parts = urlsplit(url)
-        _ = parts.port
+        for host in parts.netloc.rpartition("@")[2].split(",") if scheme == sentinel.SCHEME else [parts.netloc]:
+            _ = urlsplit(f"//{host}").port
     except ValueError:
         return f"{scheme}://***"
     if parts.scheme != scheme.lower():  # a scheme with a typing error leaves everything in the path
@@ -148,16 +153,21 @@ def _address(url: str | None) -> str:
 
 def _checked_url(url: str) -> str:
     """The URL without the options that are set here. Raises RequestError, unchained: redis-py quotes from passwords."""
-    parts = _split(url)
-    given = dict(parse_qsl(parts.query))
+    if _is_sentinel(url):
+        _check_sentinels(url)
+        allowed = _URL_OPTIONS | sentinel.OWN_OPTIONS
+    else:
+        _split(url)
+        allowed = _URL_OPTIONS
+    given = dict(parse_qsl(url.partition("#")[0].partition("?")[2]))
     if given.get("decode_responses", "").lower() not in _FALSE:
         raise _refusal(url, "must not ask for decode_responses, since RQ needs bytes")
     options = {name: value for name, value in given.items() if name not in _OVERRULED}
-    if unknown := sorted(options.keys() - _URL_OPTIONS):
+    if unknown := sorted(options.keys() - allowed):
         # A password option with an & in it falls apart, and its rest looks like the name of another.
         came = "others" if any("password" in name for name in given) else ", ".join(unknown)
-        raise _refusal(url, f"may hold the options {', '.join(sorted(_URL_OPTIONS))}, not {came}")
-    if parts.scheme != "rediss" and any(name.startswith("ssl_") for name in options):
+        raise _refusal(url, f"may hold the options {', '.join(sorted(allowed))}, not {came}")
+    if not url.startswith("rediss://") and any(name.startswith("ssl_") for name in options):
         raise _refusal(url, "with ssl options must begin with rediss://")
     if "ssl_cert_reqs" in options:
         options["ssl_cert_reqs"] = _certificate_rule(url, options["ssl_cert_reqs"])
@@ -165,10 +175,22 @@ def _checked_url(url: str) -> str:
     return url.partition("?")[0].partition("#")[0] + (f"?{urlencode(options)}" if options else "")
 
 
+def _is_sentinel(url: str) -> bool:
+    return url.startswith(f"{sentinel.SCHEME}://")
+
+
+def _check_sentinels(url: str) -> None:
+    address = sentinel.SentinelAddress.of(url)
+    if address is None:
+        raise _refusal(url, "of Sentinels must be sentinel://user:password@host:port,host:port/service?db=0")
+    for node in address.nodes:
+        _split(node)
+
+
 def _split(url: str) -> SplitResult:
     scheme = url.partition("://")[0]
     if scheme not in _SCHEMES or "://" not in url:
-        raise _refusal(url, "must begin with redis://, rediss:// or unix://")
+        raise _refusal(url, "must begin with redis://, rediss://, unix:// or sentinel://")
     try:
         parts = urlsplit(url)
         port, _ = parts.port, (parts.hostname or "").encode("idna")
