@@ -74,17 +74,17 @@ class Sampler:
         probabilities = next_token_probabilities(logits.cpu(), self.settings)
         return int(torch.multinomial(probabilities, 1, generator=self._generator))
 
-    def fill_noise(self, row: Tensor) -> None:
-        """Fill a row (vocab,) with the random numbers of one draw: the token is where probability / noise is highest.
+    def fill_uniform(self, row: Tensor) -> None:
+        """Fill a float64 row (vocab,) with the numbers of one draw, from 0 to 1, each of which decides about one token.
 
-        ``torch.multinomial`` draws one sample by this race of exponentials; taking the numbers out of it lets many
-        sequences be decided in one operation, with the same tokens.
+        ``torch.multinomial`` draws one sample by a race: it makes -log(1 - u) of each number u and takes the token for
+        which probability over that is highest. Taking the numbers out of it lets many sequences be decided at once.
         """
-        row.exponential_(generator=self._generator)
+        row.uniform_(generator=self._generator)
 
     def skip(self, tokens: int) -> None:
         """Move the generator past tokens that were chosen before, so that a resumed sequence goes on as it would."""
         if not self.settings.is_greedy:
-            row = torch.empty(self._vocab_size)
+            row = torch.empty(self._vocab_size, dtype=torch.float64)
             for _ in range(tokens):
-                self.fill_noise(row)
+                self.fill_uniform(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -382,3 +383,24 @@ def test_a_greedy_row_stays_greedy_beside_a_sampled_one() -> None:
 
     assert {greedy for greedy, _ in pairs} == {int(logits[0].argmax())}
     assert len({sampled for _, sampled in pairs}) > 1
+
+
+@pytest.mark.parametrize("spread", [0.01, 3.0], ids=["flat", "steep"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        SamplingSettings(0.8, seed=3),
+        SamplingSettings(0.8, top_k=50, seed=3),
+        SamplingSettings(1.0, top_p=0.9, seed=3),
+        SamplingSettings(1.3, top_k=5000, top_p=0.95, seed=3),
+    ],
+    ids=["all", "top-k", "top-p", "both"],
+)
+def test_tokens_of_a_large_vocabulary_are_those_of_the_reference(settings: SamplingSettings, spread: float) -> None:
+    generator = torch.Generator().manual_seed(1)
+    logits = torch.randn(4, 49_152, generator=generator) * spread
+    alone, batched = ([Sampler(replace(settings, seed=seed), 49_152) for seed in range(4)] for _ in range(2))
+
+    for _ in range(5):
+        expected = [sampler.choose(row) for sampler, row in zip(alone, logits, strict=True)]
+        assert choose(logits, batched) == expected

@@ -13,8 +13,15 @@ from torch import Tensor
 
 from minilab_gen.sampling import Sampler, nucleus_of_rows, total_of_rows
 
-_NUCLEUS = 128
-"""Most probable tokens among which a nucleus is looked for first."""
+_NUCLEI = (128, 4096)
+"""Most probable tokens among which a nucleus is looked for, before all are sorted."""
+
+_NEARLY = 0.98
+"""Share of the best score in float32 that a token must have to be scored exactly: a number just below 1 has lost up to
+one part in a hundred of what is left to 1 where its exponential still counts."""
+
+_LEAST_NOISE = 1e-30
+"""In place of 0, by which nothing can be divided."""
 
 
 def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[int | None]:
@@ -32,13 +39,25 @@ def choose(logits: Tensor, samplers: Sequence[Sampler]) -> list[int | None]:
 
 
 def _draw(logits: Tensor, samplers: list[Sampler]) -> list[int]:
-    """Draw one id from each row: where probability / noise is highest, as ``torch.multinomial`` does."""
+    """Draw one id from each row: where probability / noise is highest, as ``torch.multinomial`` does.
+
+    The noise is -log(1 - u), in float64. That takes most of the time, so it is made in float32, and again exactly for
+    the few tokens that come near the best.
+    """
     probabilities = _probabilities(logits, samplers)
-    noise = torch.empty_like(probabilities)
-    for row, sampler in zip(noise, samplers, strict=True):
-        sampler.fill_noise(row)
-    tokens: list[int] = (probabilities / noise).argmax(dim=-1).tolist()
-    return tokens
+    uniform = torch.empty(probabilities.shape, dtype=torch.float64)
+    for row, sampler in zip(uniform, samplers, strict=True):
+        sampler.fill_uniform(row)
+    noise = uniform.float().neg_().log1p_().neg_().clamp_(min=_LEAST_NOISE)
+    scores = torch.div(probabilities, noise, out=noise)
+    near = scores >= _NEARLY * scores.max(dim=-1, keepdim=True).values
+    rows, ids = near.nonzero(as_tuple=True)
+    noise = torch.tensor([-math.log1p(-u) for u in uniform[rows, ids].tolist()], dtype=torch.float64).float()
+    winners: dict[int, tuple[float, int]] = {}
+    for row, token, score in zip(rows.tolist(), ids.tolist(), (probabilities[rows, ids] / noise).tolist(), strict=True):
+        if row not in winners or score > winners[row][0]:  # of equals the first
+            winners[row] = (score, token)
+    return [winners[row][1] for row in range(len(samplers))]
 
 
 def _probabilities(logits: Tensor, samplers: list[Sampler]) -> Tensor:
@@ -52,8 +71,9 @@ def _probabilities(logits: Tensor, samplers: list[Sampler]) -> Tensor:
     if cut:
         k = torch.tensor([kept[row] for row in cut])
         falling = probabilities[cut].topk(int(k.max())).values
-        kth = falling.gather(1, k[:, None] - 1)
-        probabilities[cut] = probabilities[cut].masked_fill(probabilities[cut] < kth, 0.0)
+        kth = torch.zeros(len(settings), 1)
+        kth[cut] = falling.gather(1, k[:, None] - 1)
+        probabilities.masked_fill_(probabilities < kth, 0.0)
     cut = [row for row, s in enumerate(settings) if s.top_p is not None and s.top_p < 1]
     if cut:
         top_p = torch.tensor([settings[row].top_p for row in cut])[:, None]
@@ -61,24 +81,27 @@ def _probabilities(logits: Tensor, samplers: list[Sampler]) -> Tensor:
     return probabilities / total_of_rows(probabilities)
 
 
-def _nucleus(probabilities: Tensor, top_p: Tensor) -> Tensor:
+def _nucleus(probabilities: Tensor, top_p: Tensor, widths: Sequence[int] = _NUCLEI) -> Tensor:
     """:func:`~minilab_gen.sampling.nucleus_of_rows` without sorting whole rows (rows, vocab), where that is enough.
 
     The nucleus is usually a few of the most probable tokens, and finding those is ten times quicker than a sort. The
     sums over them are the same numbers, since both add from the most probable on.
     """
-    looked_at = min(_NUCLEUS, probabilities.shape[-1])
-    falling = probabilities.topk(looked_at).values
+    if not widths or widths[0] >= probabilities.shape[-1]:
+        return nucleus_of_rows(probabilities, top_p)
+    falling = probabilities.topk(widths[0]).values
     before = falling.cumsum(-1).roll(1, -1)
     before[:, 0] = 0.0
     inside = before < top_p.to(probabilities) * total_of_rows(probabilities)
     inside[:, 0] = True
     kept = inside.sum(-1, keepdim=True)  # how many tokens each nucleus holds, (rows, 1)
     least = falling.gather(1, kept - 1)  # the probability of the last of them
-    equals = probabilities == least
-    wanted = kept - (probabilities > least).sum(-1, keepdim=True)  # of those equal to it, the lowest ids stay
-    narrowed = probabilities.masked_fill((probabilities < least) | (equals & (equals.cumsum(-1) > wanted)), 0.0)
-    wide = (kept[:, 0] == looked_at).nonzero()[:, 0]  # rows whose nucleus may be larger than what was looked at
-    if len(wide):
-        narrowed[wide] = nucleus_of_rows(probabilities[wide], top_p[wide])
+    outside = probabilities < least
+    narrowed = probabilities.masked_fill(outside, 0.0)
+    # Not so where the nucleus may hold more tokens than were looked at, or where not all that equal its last are in it.
+    wide = kept[:, 0] == widths[0]
+    tied = outside.sum(-1) < probabilities.shape[-1] - kept[:, 0]
+    for rows, further in ((wide, widths[1:]), (tied & ~wide, ())):
+        if rows.any():
+            narrowed[rows] = _nucleus(probabilities[rows], top_p[rows], further)
     return narrowed
