@@ -39,6 +39,7 @@ from minilab_gen.bench import (
 )
 from minilab_gen.engine import Engine
 from minilab_gen.engine import engine as engine_module
+from minilab_gen.engine.schedule import Schedule
 from minilab_gen.errors import MiniLabError
 from minilab_gen.measurement import Progress, facts, table, write_json
 from minilab_gen.model import MiniLabModel
@@ -74,7 +75,7 @@ def _step_parts(model: MiniLabModel) -> tuple[Watched, ...]:
     """Within the step; none lies within another."""
     return (
         Watched(Engine, "_let_go", "letting go"),
-        Watched(Engine, "_plan", "admitting"),
+        Watched(Schedule, "plan", "admitting"),
         Watched(engine_module, "Reading", "laying out"),
         Watched(MiniLabModel, "trunk", "forward"),
         Watched(model.head, "forward", "head"),

@@ -223,6 +223,16 @@ def test_while_redis_is_away_a_scrape_says_so_and_shows_the_rest(own_service: Ow
 
 
 @needs_redis
+def test_a_redis_that_hangs_does_not_hang_a_scrape(own_service: OwnService) -> None:
+    url = address_of(own_service.fleet.start_and_wait(*SCRAPE))
+
+    own_service.connection.client_pause(5000)
+
+    assert Scrape(url)["minilab_redis_up"] == 0
+    wait_until(lambda: Scrape(url)["minilab_redis_up"] == 1, LIMIT)
+
+
+@needs_redis
 def test_a_takeover_counts_with_the_survivor_and_a_loss_with_the_sleeper(own_service: OwnService) -> None:
     for _ in range(2):
         own_service.fleet.start(*SCRAPE)

@@ -100,7 +100,8 @@ class QueueDepths:
         self._connection = connect(settings.redis_url)
         self._connection.set_retry(Retry(NoBackoff(), 0))
         pool = self._connection.connection_pool
-        pool.disconnect()  # the connection that has answered a PING was made with longer limits
+        pool.disconnect()
+        pool.reset()  # forgets the connection that has answered a PING, which would keep its longer limits
         pool.connection_kwargs |= {"socket_timeout": REDIS_SECONDS, "socket_connect_timeout": REDIS_SECONDS}
         self._queues = [queue_of(self._connection, name) for name in settings.queues]
 
