@@ -172,6 +172,16 @@ def test_a_time_that_is_none_is_refused_before_a_connection_is_made(
     assert f"got {since!r}" in result.stderr
 
 
+@pytest.mark.parametrize("limit", ["0", "-1", "1_000", "１２", "0x5", "1.0", "", "nan", "9" * 30])
+def test_a_limit_that_is_no_count_is_refused_before_a_connection_is_made(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    monkeypatch.setattr("minilab_gen.protocol.connection.connect", pytest.fail)
+
+    for command in (("jobs", "--limit"), ("verify", "--last")):
+        assert client(*command, limit).exit_code == 2
+
+
 def test_jobs_of_several_queues_are_put_in_one_order(connection: redis.Redis) -> None:
     priorities: list[keys.Priority] = ["high", "low", "normal", "low", "high"]
     for n, priority in enumerate(priorities):

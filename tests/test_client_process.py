@@ -85,7 +85,11 @@ def test_a_reader_who_leaves_ends_a_tail_that_has_nothing_to_write(connection: r
 
 
 @pytest.mark.parametrize(
-    "arguments", ["tail x", "tail x --json", "result x", "result x --json", "jobs", "doctor", "--help"]
+    "arguments",
+    [
+        *("tail x", "tail x --json", "result x", "result x --json", "jobs", "doctor", "workers", "completion bash"),
+        "--help",
+    ],
 )
 def test_head_takes_what_it_wants_and_nobody_complains(connection: redis.Redis, url: str, arguments: str) -> None:
     run(connection, "x", [f"{n}\n" for n in range(20_000)])

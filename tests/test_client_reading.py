@@ -21,7 +21,7 @@ from minilab_gen.protocol.jobs import JobView, fetch
 from minilab_gen.tokenizer import get_tokenizer
 
 TEXTS = (" é", "", "tait\n", " là")
-JOB_COMMANDS = ("tail", "status", "result", "cancel")
+JOB_COMMANDS = ("tail", "status", "result", "cancel", "retry", "verify")
 
 
 @pytest.fixture(autouse=True)

@@ -450,3 +450,20 @@ def test_a_worker_warns_of_a_redis_that_may_drop_keys(
 
     (warning,) = [record.getMessage() for record in caplog.records if "maxmemory" in record.getMessage()]
     assert warning.endswith("set it to noeviction")
+
+
+def test_a_worker_strikes_expired_jobs_off_rqs_registries(server: redis.Redis, start_worker: StartWorker) -> None:
+    queue = jobs.queue_of(server, keys.queue_name(keys.DEFAULT_MODEL))
+    now = time.time()
+    by_expiry = (queue.finished_job_registry.key, queue.failed_job_registry.key)
+    for key in by_expiry:
+        server.zadd(key, {"expired": now - 1, "kept": now + 600, "forever": float("inf")})
+    cancelled = queue.canceled_job_registry.key
+    server.zadd(cancelled, {"expired": now - keys.RETENTION - 1, "kept": now - 600})
+
+    start_worker()
+
+    wait_until(lambda: not server.zscore(cancelled, "expired"))
+    assert server.zrange(cancelled, 0, -1) == [b"kept"]
+    for key in by_expiry:
+        wait_until(lambda key=key: server.zrange(key, 0, -1) == [b"kept", b"forever"])  # type: ignore[misc]

@@ -29,7 +29,7 @@ class ExitCode(IntEnum):
 
     DONE = 0
     FAILED = 1
-    """The job failed or ran out of time, or its answer cannot be shown as whole."""
+    """The job failed or ran out of time, its answer cannot be shown as whole, or a check found something wrong."""
     REFUSED = 2
     """Bad usage, or a request that can never run."""
     UNKNOWN_JOB = 3

@@ -9,7 +9,7 @@ from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode, report
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_client.submitted import follow_submitted, tell_submitted
-from minilab_gen.errors import MiniLabError, RedisUnavailableError
+from minilab_gen.errors import MiniLabError
 from minilab_gen.protocol.cards import read_card
 from minilab_gen.protocol.jobs import enqueue
 from minilab_gen.protocol.repeats import asked_by
@@ -37,8 +37,6 @@ def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, as_json
         for job_id in ids:
             try:
                 new_id = _submit_again(connection, job_id, follows, as_json)
-            except RedisUnavailableError:
-                raise
             except MiniLabError as error:  # one that cannot be repeated keeps nobody from repeating the others
                 code = report(error)
             else:

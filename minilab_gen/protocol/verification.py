@@ -17,7 +17,7 @@ import redis
 from rq.job import Job
 from rq.results import Result
 
-from minilab_gen.errors import MiniLabError, RedisUnavailableError, StreamError, UnknownJobError
+from minilab_gen.errors import MiniLabError, StreamError, UnknownJobError
 from minilab_gen.protocol import endings, keys
 from minilab_gen.protocol.comparison import Answer, Difference, first_difference
 from minilab_gen.protocol.events import EndEvent, TokenEvent
@@ -85,8 +85,6 @@ def _begin(connection: redis.Redis, job_id: str, priority: Priority) -> _Recompu
         tokens, end = published_tokens(connection, job_id)
         if end is None:
             raise UnknownJobError(f"unknown or expired job: {job_id}")
-    except RedisUnavailableError:
-        raise
     except StreamError as error:
         return Verdict(job_id, False, 0, str(error))
     except MiniLabError as error:
@@ -122,7 +120,8 @@ class _Recomputation:
             verdict = self._judge(Answer([event for event in events if isinstance(event, TokenEvent)], _end_of(events)))
         except (UnknownJobError, StreamError) as error:
             return error
-        self._remove()
+        with contextlib.suppress(UnknownJobError):  # it has gone by itself
+            self._remove()
         return verdict
 
     def abandon(self) -> None:

@@ -134,6 +134,17 @@ class Ledger(BaseWorker):
         self.executions |= {claim.execution.id: claim.execution for claim in claims}
         return claims
 
+    def trim(self) -> None:
+        """Strike ended jobs whose records have expired off the registries, as RQ's own workers do now and then."""
+        moment = now().timestamp()
+        with self.connection.pipeline(transaction=False) as pipeline:
+            for queue in self.queues:
+                for registry in (queue.finished_job_registry, queue.failed_job_registry):  # by when each job expires
+                    pipeline.zremrangebyscore(registry.key, "-inf", moment)
+                # By when each was cancelled, and these RQ keeps for ever.
+                pipeline.zremrangebyscore(queue.canceled_job_registry.key, "-inf", moment - keys.RETENTION)
+            pipeline.execute()
+
     def still_held(self, executions: Iterable[Execution]) -> set[str]:
         """The ids of those executions that are in RQ's books; the others were taken over."""
         asked = list(executions)

@@ -49,7 +49,8 @@ _SHORT_PAUSE: Final = 0.05
 """Seconds between two looks at what still runs while the worker leaves."""
 
 _CARD_INTERVAL: Final = 3600.0
-"""Seconds between two announcements of the model, whose card lives a day."""
+"""Seconds between two announcements of the model, whose card lives a day, and between two looks for what has expired
+in RQ's registries."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,6 +214,7 @@ class Worker:
             self._next_beat = now + self._settings.lease / 3
         if now >= self._next_card:
             publish_card(self._connection, self._served.card, self._served.tokenizer.to_json())
+            self._ledger.trim()
             self._next_card = now + _CARD_INTERVAL
         self._reporter.report_if_due(self._taken, self.tally.tokens)
 
