@@ -23,8 +23,8 @@ from minilab_gen.protocol.jobs import JobState
     short_help="Ask that jobs stop.",
     epilog="\b\nExamples:\n  minilab-client cancel 4f2a 9c01\n  minilab-client cancel --all-queued --model base --yes",
 )
-@click.argument("ids", metavar="JOB...", type=parameters.job_id, nargs=-1)
-@click.option("--all-queued", is_flag=True, help="Cancel every job that waits for --model; those that run go on.")
+@click.argument("ids", metavar="[JOB]...", type=parameters.job_id, nargs=-1)
+@click.option("--all-queued", is_flag=True, help="Cancel all that wait for --model, after a question.")
 @click.option(
     "--model",
     shell_complete=complete_models,
@@ -36,7 +36,7 @@ from minilab_gen.protocol.jobs import JobState
     show_envvar=True,
     help="The model that --all-queued is about.",
 )
-@click.option("--yes", is_flag=True, help="Do not ask before --all-queued.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job, or one with the number.")
 @redis_url_option
 @pass_settings

@@ -26,7 +26,7 @@ from minilab_gen.protocol.verification import MARK, Verdict
     short_help="Have ended jobs computed again and compare.",
     epilog="\b\nExamples:\n  minilab-client verify 4f2a\n  minilab-client verify --last 100 --model base",
 )
-@click.argument("ids", metavar="JOB...", type=parameters.job_id, nargs=-1)
+@click.argument("ids", metavar="[JOB]...", type=parameters.job_id, nargs=-1)
 @click.option(
     "--last", type=parameters.whole_number_from_1, metavar="N", help="Verify the newest N jobs that have finished."
 )
