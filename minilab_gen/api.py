@@ -63,7 +63,7 @@ def build_request(
 ) -> GenerationRequest:
     """The request for a model, checked against its card; ``draw_seed`` where a sampled one named none."""
     card = read_card(connection, model)
-    ids = _ids_of(prompt, read_tokenizer(connection, card)) if isinstance(prompt, str) else prompt
+    ids = prompt_ids(prompt, read_tokenizer(connection, card)) if isinstance(prompt, str) else prompt
     if draw_seed and not settings.is_greedy:
         settings = SamplingSettings(settings.temperature, settings.top_k, settings.top_p, jobs.draw_seed())
     ends = card.stop_ids if stop_ids is None else stop_ids
@@ -73,7 +73,8 @@ def build_request(
     return request
 
 
-def _ids_of(text: str, tokenizer: Tokenizer) -> list[int]:
+def prompt_ids(text: str, tokenizer: Tokenizer) -> list[int]:
+    """The ids of a prompt. Raises RequestError for a text that can be none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

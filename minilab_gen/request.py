@@ -50,7 +50,7 @@ _QUOTED = Repr()
 _QUOTED.maxstring = _QUOTED.maxlong = _QUOTED.maxother = _LONGEST_QUOTE
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
     """A value as a refusal quotes it: short, whatever it is."""
     try:
         text = _QUOTED.repr(value)
@@ -74,28 +74,28 @@ def _ids(name: str, ids: object, *, at_most: int) -> tuple[int, ...]:
         raise RequestError(f"{name} must hold at most {at_most} ids, got {came}")
     for place, token in enumerate(kept):
         if type(token) is not int or token < 0:
-            raise RequestError(f"{name} must hold integers of at least 0, got {_shown(token)} at position {place}")
+            raise RequestError(f"{name} must hold integers of at least 0, got {shown(token)} at position {place}")
     return kept
 
 
 def _integer(name: str, value: object, *, at_least: int, at_most: int | None = None) -> None:
     if type(value) is not int:  # a bool is an int to isinstance
-        raise RequestError(f"{name} must be an integer, got {_shown(value)}")
+        raise RequestError(f"{name} must be an integer, got {shown(value)}")
     if value < at_least:
-        raise RequestError(f"{name} must be at least {at_least}, got {_shown(value)}")
+        raise RequestError(f"{name} must be at least {at_least}, got {shown(value)}")
     if at_most is not None and value > at_most:
-        raise RequestError(f"{name} must be at most {at_most}, got {_shown(value)}")
+        raise RequestError(f"{name} must be at most {at_most}, got {shown(value)}")
 
 
 def _number(name: str, value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise RequestError(f"{name} must be a number, got {_shown(value)}")
+        raise RequestError(f"{name} must be a number, got {shown(value)}")
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise RequestError(f"{name} must be a finite number, got {_shown(value)}")
+        raise RequestError(f"{name} must be a finite number, got {shown(value)}")
     return number
 
 
@@ -177,7 +177,7 @@ class GenerationRequest:
         for place, token in enumerate(self.stop_ids):
             if token >= limits.vocab_size:
                 raise RequestError(
-                    f"stop_ids must be below {limits.vocab_size}, got {_shown(token)} at position {place}"
+                    f"stop_ids must be below {limits.vocab_size}, got {shown(token)} at position {place}"
                 )
 
     def longest_answer(self, context_length: int) -> int:
@@ -204,7 +204,7 @@ class GenerationRequest:
         sampling = {field.name for field in fields(SamplingSettings)}
         unknown = set(payload) - sampling - {"prompt", "max_new_tokens", "stop_ids"}
         if unknown:
-            raise RequestError(f"a request has no field {', '.join(sorted(map(_shown, unknown))[:_NAMED_FIELDS])}")
+            raise RequestError(f"a request has no field {', '.join(sorted(map(shown, unknown))[:_NAMED_FIELDS])}")
         if "prompt" not in payload:
             raise RequestError("a request must have a prompt, got none")
         settings = SamplingSettings(**{name: payload[name] for name in sampling if name in payload})
@@ -220,5 +220,5 @@ def check_prompt(prompt: Sequence[int], limits: ModelLimits) -> None:
     for place, token in enumerate(prompt):
         if not 0 <= token < limits.vocab_size:
             raise RequestError(
-                f"prompt ids must be 0 to {limits.vocab_size - 1}, got {_shown(token)} at position {place}"
+                f"prompt ids must be 0 to {limits.vocab_size - 1}, got {shown(token)} at position {place}"
             )

@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from minilab_client.batch.command import batch
 from minilab_client.cancel import cancel
 from minilab_client.completion import completion
 from minilab_client.doctor import doctor
@@ -69,5 +70,9 @@ def main() -> None:
         sys.stdout.reconfigure(errors="replace")  # a terminal without the letter é shows ?, not a traceback
 
 
-for _command in (submit, tail, status, result, cancel, retry, verify, jobs, models, workers, watch, doctor, completion):
+_COMMANDS = (
+    *(submit, tail, batch, status, result, cancel, retry, verify),
+    *(jobs, models, workers, watch, doctor, completion),
+)
+for _command in _COMMANDS:
     main.add_command(_command)

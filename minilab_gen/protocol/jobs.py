@@ -8,7 +8,7 @@ from __future__ import annotations
 import secrets
 import time
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
@@ -197,6 +197,15 @@ def state_of(job: Job) -> JobState:
 def state_named(status: str) -> JobState | None:
     """Our word for a status as it stands in RQ's record of a job; None for one that RQ does not know."""
     return next((state for known, state in _STATES.items() if known.value == status), None)
+
+
+def states_of(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobState | None]:
+    """The states of many jobs in one round trip; None for one that is unknown or has expired."""
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in job_ids:
+            pipeline.hget(Job.key_for(job_id), "status")
+        answers: list[bytes | None] = pipeline.execute()
+    return [None if status is None else state_named(status.decode()) or "failed" for status in answers]
 
 
 def request_of(job: Job) -> GenerationRequest:

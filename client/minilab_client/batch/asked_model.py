@@ -1,0 +1,41 @@
+"""The model that a batch asks, as far as a client knows it. It must not know who serves it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import redis
+
+from minilab_gen.api import prompt_ids
+from minilab_gen.errors import RequestError
+from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
+from minilab_gen.request import shown
+from minilab_gen.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class AskedModel:
+    """Its card and its tokenizer, read once."""
+
+    card: ModelCard
+    tokenizer: Tokenizer
+
+    @classmethod
+    def read(cls, connection: redis.Redis, name: str) -> AskedModel:
+        """Raises UnknownModelError."""
+        card = read_card(connection, name)
+        return cls(card, read_tokenizer(connection, card))
+
+    def ids_of(self, name: str, text: object) -> tuple[int, ...]:
+        """The ids of a text that stands in a field of this name. Raises RequestError."""
+        if not isinstance(text, str):
+            raise RequestError(f"{name} must be a text, got {shown(text)}")
+        return tuple(prompt_ids(text, self.tokenizer))
+
+    def stop_id_of(self, text: str) -> int | None:
+        """The one token that is exactly this text, or the special token of this name; None where there is none."""
+        ids = self.tokenizer.encode(text)
+        if len(ids) != 1:
+            return None
+        is_it = self.tokenizer.token_bytes(ids[0]) == text.encode() or self.tokenizer.token_id(text) == ids[0]
+        return ids[0] if is_it else None

@@ -1,0 +1,96 @@
+"""How far a batch is, on stderr: a bar on a terminal, a line now and then elsewhere, nothing where that was asked for.
+
+It must not know what is counted.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Final, Protocol
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
+
+from minilab_client.batch.tally import Pace, Tally
+
+LINE_SECONDS: Final = 10.0
+"""Seconds between two lines where stderr is no terminal: a log of an hour stays readable."""
+
+
+class Display(Protocol):
+    """One way to show it."""
+
+    def show(self, tally: Tally) -> None: ...
+
+
+class Silence:
+    """Nothing."""
+
+    def show(self, tally: Tally) -> None:
+        pass
+
+
+class Lines:
+    """A line now and then."""
+
+    def __init__(self) -> None:
+        self._pace = Pace()
+        self._next = time.monotonic() + LINE_SECONDS
+
+    def show(self, tally: Tally) -> None:
+        self._pace.take(tally)
+        if time.monotonic() >= self._next:
+            self._next += LINE_SECONDS
+            total = "" if tally.total is None else f" of {tally.total:,}"
+            parts = [f"{tally.done:,}{total} done", f"{tally.without_answer:,} failed", *speed(self._pace, tally)]
+            click.echo(", ".join(parts), err=True)
+
+
+class Bar:
+    """A bar that grows."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._pace, self._progress = Pace(), progress
+        self._task = progress.add_task("", total=None, failed="", speed="")
+
+    def show(self, tally: Tally) -> None:
+        self._pace.take(tally)
+        failed = f"[red]{tally.without_answer:,} failed[/red]" if tally.without_answer else "0 failed"
+        self._progress.update(
+            self._task,
+            completed=tally.done,
+            total=tally.total,
+            failed=failed,
+            speed=" · ".join(speed(self._pace, tally)),
+        )
+
+
+@contextmanager
+def display(*, quiet: bool) -> Iterator[Display]:
+    """The way to show it that fits stderr."""
+    console = Console(stderr=True)
+    if quiet:
+        yield Silence()
+    elif not console.is_terminal:
+        yield Lines()
+    else:
+        columns = (
+            BarColumn(bar_width=None),
+            TaskProgressColumn(),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[failed]}"),
+            TextColumn("[cyan]{task.fields[speed]}"),
+        )
+        with Progress(*columns, console=console, refresh_per_second=4, expand=True) as progress:
+            yield Bar(progress)
+
+
+def speed(pace: Pace, tally: Tally) -> list[str]:
+    """Tokens per second and the time left, as far as they are known."""
+    tokens, left = pace.tokens_per_second, pace.seconds_left(tally)
+    rate = [f"{tokens:,.0f} tokens/s"] if tokens else []
+    return [*rate, f"{timedelta(seconds=round(left))} left"] if left else rate

@@ -1,0 +1,121 @@
+"""One line of a batch: what it asks for, and the name under which its job can be found again. It must not know Redis.
+
+The name comes from the content alone. So a client that was killed finds the jobs that it had submitted, and a line
+whose content has changed is another request.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
+
+from minilab_gen.errors import RequestError
+from minilab_gen.request import GenerationRequest, SamplingSettings, shown
+
+Form = Literal["minilab", "openai"]
+
+LONGEST_CUSTOM_ID: Final = 512
+"""Characters: a path or a URL fits; it is kept for each line of the file, and stands in each answer."""
+
+_JOB_ID: Final = re.compile(r"batch-([0-9a-f]{32})(?:-[0-9]{1,9})?")
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a line asks for, in whichever form it is written: values as they came, for the request to check."""
+
+    prompt: tuple[int, ...]
+    max_new_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    """None where the line names none."""
+    stop_ids: tuple[int, ...]
+    stop_texts: tuple[str, ...] = ()
+    """Texts before which the answer is cut."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """A line that can be answered."""
+
+    number: int
+    custom_id: str
+    form: Form
+    request: GenerationRequest
+    seed: int | None
+    """The seed where it matters or was given."""
+    stop_texts: tuple[str, ...]
+    digest: str
+    """Equal digests ask for the same answer to the same custom_id by the same model, in the same form."""
+
+    def job_id(self, attempt: int) -> str:
+        """The id of its job; where one failed, the next attempt has another."""
+        return f"batch-{self.digest}" if not attempt else f"batch-{self.digest}-{attempt}"
+
+
+@dataclass(frozen=True, slots=True)
+class BadLine:
+    """A line that cannot be answered."""
+
+    number: int
+    custom_id: str | None
+    """None where it names none that can be repeated."""
+    reason: str
+
+
+def line_of(number: int, custom_id: str, form: Form, model: str, asked: Asked) -> Line:
+    """The line that asks for this. Without a seed, its own content gives it one. Raises RequestError."""
+    given_seed = 0 if asked.seed is None else asked.seed
+    settings = SamplingSettings(asked.temperature, asked.top_k, asked.top_p, given_seed)
+    request = GenerationRequest(asked.prompt, asked.max_new_tokens, settings, asked.stop_ids)
+    digest = _digest(
+        {
+            "custom_id": custom_id,
+            "form": form,
+            "model": model,
+            "request": {**request.to_payload(), "seed": asked.seed},
+            "stop_texts": asked.stop_texts,
+        }
+    )
+    seed = asked.seed
+    if seed is None and not settings.is_greedy:
+        seed = int(digest[:8], 16)  # 32 bits, which is every seed there is
+        request = replace(request, settings=replace(settings, seed=seed))
+    return Line(number, custom_id, form, request, seed, asked.stop_texts, digest)
+
+
+def digest_in(job_id: object) -> str | None:
+    """The digest of the line whose job has this id; None for the id of any other job."""
+    found = _JOB_ID.fullmatch(job_id) if isinstance(job_id, str) else None
+    return found[1] if found else None
+
+
+def custom_id_of(fields: dict[str, Any]) -> str:
+    """The custom_id in a line. Raises RequestError."""
+    if "custom_id" not in fields:
+        raise RequestError("a line must have a custom_id, got none")
+    given = fields["custom_id"]
+    if not isinstance(given, str) or not 1 <= len(given) <= LONGEST_CUSTOM_ID:
+        raise RequestError(f"custom_id must be a text of 1 to {LONGEST_CUSTOM_ID} characters, got {shown(given)}")
+    if not is_whole(given):
+        raise RequestError(f"custom_id must hold whole characters, got {shown(given)}")
+    return given
+
+
+def is_whole(text: str) -> bool:
+    """Whether UTF-8 can hold a text: JSON can also spell halves of characters."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _digest(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,51 @@
+"""Patience with a Redis that is lost for a while. It must not know what is asked of it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Final, TypeVar
+
+import redis
+
+from minilab_client.exit_codes import redis_complaint
+from minilab_client.output import say
+from minilab_gen.errors import RedisUnavailableError
+
+PATIENCE: Final = 600.0
+"""Seconds that Redis may be away: a batch runs unattended, and a restart of its machine is over by then."""
+
+FIRST_PAUSE: Final = 0.1
+LONGEST_PAUSE: Final = 2.0
+"""Seconds between attempts: they double from the first to the longest, so that a restart is bridged at once."""
+
+Result = TypeVar("Result")
+
+
+def through_outages(work: Callable[[], Result]) -> Result:
+    """Do something with Redis, and where the connection is lost do it again. Raises RedisUnavailableError in the end.
+
+    Other refusals are raised as they come: waiting does not help against them.
+    """
+    since: float | None = None
+    pause = FIRST_PAUSE
+    while True:
+        try:
+            result = work()
+        except (redis.AuthenticationError, redis.exceptions.AuthorizationError):
+            raise
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            now = time.monotonic()
+            if since is None:
+                since = now
+                say(f"{redis_complaint(error).partition(';')[0]}; waiting up to {PATIENCE:.0f} s for it")
+            if now - since > PATIENCE:
+                raise RedisUnavailableError(
+                    f"Redis has been away for {now - since:.0f} s; once it runs, the same command goes on"
+                ) from error
+        else:
+            if since is not None:
+                say(f"Redis is back after {time.monotonic() - since:.0f} s")
+            return result
+        time.sleep(pause)
+        pause = min(2 * pause, LONGEST_PAUSE)

@@ -1,0 +1,64 @@
+"""Turns the lines of a file into requests, and into reasons those that break a rule. It must not know what comes then.
+
+It keeps a few dozen bytes for each line, to see a custom_id that comes twice.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
+
+from minilab_client.batch import openai_form, own_form
+from minilab_client.batch.asked_model import AskedModel
+from minilab_client.batch.line import BadLine, Form, Line, custom_id_of, line_of
+from minilab_client.batch.raw_lines import RawLine, parse_object
+from minilab_gen.errors import RequestError
+
+_KEY_BYTES: Final = 8
+"""Of a custom_id's hash. Among a million lines two are equal once in 37 million files."""
+
+
+class LineReader:
+    """Reads the lines of one file for one model."""
+
+    def __init__(self, model: AskedModel) -> None:
+        self._model = model
+        self._numbers: dict[int, int] = {}  # key of a custom_id: the line that has it
+
+    def read(self, raw_lines: Iterable[RawLine]) -> Iterator[Line | BadLine]:
+        for raw in raw_lines:
+            yield self._read(raw)
+
+    def _read(self, raw: RawLine) -> Line | BadLine:
+        custom_id = None
+        try:
+            fields = parse_object(raw.content)
+            custom_id = custom_id_of(fields)
+            line = self._line(raw.number, custom_id, fields)
+            self._check_new(line)
+        except RequestError as error:
+            return BadLine(raw.number, custom_id, str(error))
+        return line
+
+    def _line(self, number: int, custom_id: str, fields: dict[str, Any]) -> Line:
+        form: Form = "openai" if openai_form.MARKS & fields.keys() else "minilab"
+        asked = (openai_form if form == "openai" else own_form).read(fields, self._model)
+        try:
+            line = line_of(number, custom_id, form, self._model.card.name, asked)
+            line.request.check_fits(self._model.card.limits)
+        except RequestError as error:
+            raise (openai_form.in_their_words(error) if form == "openai" else error) from error
+        return line
+
+    def _check_new(self, line: Line) -> None:
+        """A line that cannot be answered takes no custom_id away from another."""
+        first = self._numbers.setdefault(key_of(line.custom_id), line.number)
+        if first != line.number:
+            raise RequestError(f"custom_id must differ from line to line, got that of line {first} again")
+
+
+def key_of(custom_id: str) -> int:
+    """What is kept of a custom_id, to know it again."""
+    digest = hashlib.blake2b(custom_id.encode(), digest_size=_KEY_BYTES).digest()
+    return int.from_bytes(digest, "big")
