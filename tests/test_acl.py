@@ -129,12 +129,14 @@ async def test_a_client_submits_tails_and_fetches_as_the_clients_user(
 
 
 def test_the_whole_command_line_works_as_the_clients_user(
-    server: redis.Redis, urls: Urls, start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+    server: redis.Redis, urls: Urls, start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     start()
     monkeypatch.setenv("MINILAB_REDIS_URL", urls[CLIENT])
     monkeypatch.setenv("FORCE_COLOR", "1")  # else watch would show no job
     wait_until(lambda: server.exists(keys.model_card(keys.DEFAULT_MODEL)))
+    lines = tmp_path / "in.jsonl"
+    lines.write_text('{"custom_id": "x", "ids": [5, 6]}\n', encoding="utf-8")
 
     commands: list[tuple[str, ...]] = [
         ("submit", "Phileas Fogg", "--job-id", "a", "--max-queued", "10", "--follow", "--json"),
@@ -143,6 +145,7 @@ def test_the_whole_command_line_works_as_the_clients_user(
         ("watch", "--once"),
         ("retry", "a", "--follow"),
         *(("verify", "a"), ("verify", "--last", "2")),
+        ("batch", str(lines), "--output", str(tmp_path / "out.jsonl"), "--max-queued", "10"),
         ("cancel", "--all-queued", "--yes"),
     ]
 

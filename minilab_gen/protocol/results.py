@@ -90,6 +90,12 @@ def answers(connection: redis.Redis, job_ids: Iterable[str]) -> list[Answer | No
     return [_answer(last, fingerprint) for last, fingerprint in zip(replies[::2], replies[1::2], strict=True)]
 
 
+def fingerprint_of(connection: redis.Redis, job_id: str) -> str | None:
+    """The fingerprint of the model that began a job; None where an ordinary RQ worker ran it, or nobody has."""
+    found: Any = connection.hget(Job.key_for(job_id), keys.FINGERPRINT_FIELD)
+    return found.decode() if found else None
+
+
 def _answer(last: list[RawEntry], fingerprint: bytes | None) -> Answer | None:
     if not last:
         return None

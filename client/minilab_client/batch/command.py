@@ -152,7 +152,5 @@ def _say_other_models(output: OutputFile, model: AskedModel) -> None:
     known = model.card.fingerprint
     others = output.fingerprints.total() - output.fingerprints[known]
     if known and others:
-        say(
-            f"{others:,} answers that are there come from an earlier model of the name {model.card.name}; they stay, "
-            "another --output gets new ones"
-        )
+        name = model.card.name
+        say(f"answers by an earlier model named {name} stay as they are: {others:,}; another --output gets new ones")

@@ -6,7 +6,7 @@ It must not know what is counted.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Final, Protocol
@@ -37,14 +37,14 @@ class Silence:
 class Lines:
     """A line now and then."""
 
-    def __init__(self) -> None:
-        self._pace = Pace()
-        self._next = time.monotonic() + LINE_SECONDS
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pace, self._clock = Pace(clock), clock
+        self._next = clock() + LINE_SECONDS
 
     def show(self, tally: Tally) -> None:
         self._pace.take(tally)
-        if time.monotonic() >= self._next:
-            self._next += LINE_SECONDS
+        if self._clock() >= self._next:
+            self._next = self._clock() + LINE_SECONDS
             total = "" if tally.total is None else f" of {tally.total:,}"
             parts = [f"{tally.done:,}{total} done", f"{tally.without_answer:,} failed", *speed(self._pace, tally)]
             click.echo(", ".join(parts), err=True)

@@ -17,7 +17,7 @@ from minilab_client.batch.line import Line
 from minilab_gen.errors import DuplicateJobError, MiniLabError, QueueFullError, UnknownJobError
 from minilab_gen.protocol.events import EndEvent, EndReason
 from minilab_gen.protocol.jobs import Submission, enqueue, states_of
-from minilab_gen.protocol.results import Answer, answers, result
+from minilab_gen.protocol.results import Answer, answers, fingerprint_of, result
 
 MOST_LOSSES: Final = 3
 """Times that a line's job may vanish from Redis before that is its end: a restart without its data is one."""
@@ -46,7 +46,7 @@ _Again = Literal["vanished", "spent"]
 _Outcome = Answer | Failure | _Again
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Flight:
     """A line on its way."""
 
@@ -131,22 +131,23 @@ class Flights:
         unknown = list(self._waiting)
         while unknown:
             states = states_of(self._connection, [flight.job_id for flight in unknown])
-            found = list(zip(unknown, states, strict=True))
+            looked_up = list(zip(unknown, states, strict=True))
             unknown = []
-            for flight, state in found:
+            for flight, state in looked_up:
                 if state in ("failed", "cancelled") or (state is None and flight.was_refused):
                     flight.attempt += 1
-                    flight.was_refused = False
                     unknown.append(flight)
                 elif state is not None:
                     flight.was_found = True
-                    self._waiting.remove(flight)
                     self._flying[flight.job_id] = flight
+                flight.was_refused = False
+            self._waiting = deque(flight for flight in self._waiting if not flight.was_found)
 
     def _outcome_of(self, job_id: str) -> _Outcome | None:
         """How a job ended, by its stream; None where a worker is still at it, whatever RQ says."""
         try:
             found = result(self._connection, job_id)
+            fingerprint = fingerprint_of(self._connection, job_id)
         except UnknownJobError:
             return "spent"
         except (MiniLabError, ValueError) as error:  # a record or a stream that somebody has damaged
@@ -154,7 +155,7 @@ class Flights:
         if found is None:
             return None
         if found.end.succeeded:
-            return Answer(found.ids, found.text, found.end, time.time(), None)
+            return Answer(found.ids, found.text, found.end, time.time(), fingerprint)
         return Failure(found.end.reason, _reason(found.end))
 
     def _settle(self, job_id: str, outcome: _Outcome | None) -> Landing | None:

@@ -6,6 +6,7 @@ refused by name where it would change the answer.
 
 from __future__ import annotations
 
+import json
 from typing import Any, Final
 
 from minilab_client.batch.asked_model import AskedModel
@@ -120,7 +121,7 @@ def _refuse_what_we_lack(body: dict[str, Any], model: AskedModel) -> None:
         if name not in _OFF:
             raise RequestError(f"body may have the fields {', '.join(_SETTINGS)}, got {shown(name)}")
         if value is not None and not any(_is_same(value, off) for off in _OFF[name]):
-            off = " or ".join(shown(off) for off in (*_OFF[name], None))
+            off = " or ".join(map(json.dumps, (*_OFF[name], None)))
             raise RequestError(f"{name} is not offered here and must be {off}, got {shown(value)}")
     if body.get("model") not in (None, model.card.name):
         raise RequestError(f"model must be {model.card.name}, which --model names, got {shown(body['model'])}")

@@ -43,7 +43,8 @@ class LineReader:
 
     def _line(self, number: int, custom_id: str, fields: dict[str, Any]) -> Line:
         form: Form = "openai" if openai_form.MARKS & fields.keys() else "minilab"
-        asked = (openai_form if form == "openai" else own_form).read(fields, self._model)
+        read = openai_form.read if form == "openai" else own_form.read
+        asked = read(fields, self._model)
         try:
             line = line_of(number, custom_id, form, self._model.card.name, asked)
             line.request.check_fits(self._model.card.limits)

@@ -87,8 +87,8 @@ class Batch:
     def _record(self, landing: Landing) -> None:
         line, outcome = landing.line, landing.outcome
         if isinstance(outcome, Answer):
-            form = openai_form if line.form == "openai" else own_form
-            self._output.write(line, form.answer(line, landing.job_id, outcome, self._model))
+            answer = openai_form.answer if line.form == "openai" else own_form.answer
+            self._output.write(line, answer(line, landing.job_id, outcome, self._model))
             self._tally.answered += 1
             self._tally.tokens += outcome.end.tokens
         else:
