@@ -1,0 +1,123 @@
+"""The client of a batch as a process that may be killed, and how full the worker is meanwhile.
+
+It must not know what the lines ask for.
+"""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import redis
+from rq import Queue
+from service import WorkerProcess
+
+from minilab_gen.measurement import peak_memory
+from minilab_gen.protocol import keys
+
+QUEUE: Final = keys.queue_name(keys.DEFAULT_MODEL, "low")
+"""Where the client puts jobs that are in no hurry."""
+
+_LOOK_EVERY: Final = 0.02
+"""Seconds between two looks at the worker's places: two small commands."""
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """What the client reads and writes."""
+
+    lines: Path
+    output: Path
+    errors: Path
+
+
+class Growth:
+    """How many whole lines a file that only grows has; what was counted is not read again."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset, self._lines = path, 0, 0
+
+    def count(self) -> int:
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                new = file.read()
+            self._offset += len(new)
+            self._lines += new.count(b"\n")
+        return self._lines
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is seen at one moment."""
+
+    seconds: float
+    used: int
+    """Places of the worker that are taken."""
+    waiting: int
+
+
+@dataclass(frozen=True, slots=True)
+class ClientRun:
+    """One run of the client, to its end or to its kill."""
+
+    code: int
+    seconds: float
+    answered: int
+    """Lines in the output when it was over."""
+    peak_bytes: int
+    looks: list[Look]
+
+    def steady(self, places: int) -> list[Look]:
+        """From when all places were taken to when the last job was claimed: a client that is too slow shows here."""
+        full = next((number for number, look in enumerate(self.looks) if look.used >= places), 0)
+        waiting = [number for number, look in enumerate(self.looks) if look.waiting]
+        return self.looks[full : waiting[-1] + 1] if waiting else []
+
+    def cells(self, places: int) -> list[str]:
+        """As :data:`HEAD` names them."""
+        used = [min(look.used, places) for look in self.steady(places)]
+        mean = f"{statistics.mean(used):.1f}" if used else "-"
+        full = f"{100 * sum(count == places for count in used) / len(used):.0f} %" if used else "-"
+        ended = "killed" if self.code == -signal.SIGKILL else f"code {self.code}"
+        return [ended, f"{self.seconds:.1f}", f"{self.answered:,}", mean, full, f"{self.peak_bytes / 1e6:.0f}"]
+
+
+HEAD: Final = ("client", "seconds", "answered", "mean of places taken", "all taken", "client MB")
+
+
+class Places:
+    """How many jobs the worker holds: each has its place from its claim until its end is recorded."""
+
+    def __init__(self, connection: redis.Redis) -> None:
+        queue = Queue(QUEUE, connection=connection)
+        self._connection, self._started, self._waiting = connection, queue.started_job_registry.key, queue.key
+
+    def look(self) -> Look:
+        with self._connection.pipeline(transaction=True) as pipeline:
+            pipeline.zcard(self._started)
+            pipeline.llen(self._waiting)
+            used, waiting = pipeline.execute()
+        return Look(time.perf_counter(), used, waiting)
+
+
+def run_client(files: Files, places: Places, running: WorkerProcess, kill_at: int | None) -> ClientRun:
+    """Let the client work until it ends, or kill it once so many lines are answered."""
+    command = [sys.executable, "-m", "minilab_client", "batch", str(files.lines)]
+    command += ["--output", str(files.output), "--errors", str(files.errors), "--quiet"]
+    began, peak, looks, output = time.perf_counter(), 0, [], Growth(files.output)
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL) as client:
+        while client.poll() is None:
+            running.check_alive()
+            looks.append(places.look())
+            peak = peak_memory(client.pid) or peak
+            if kill_at is not None and output.count() >= kill_at:
+                client.kill()
+            time.sleep(_LOOK_EVERY)
+    return ClientRun(client.returncode, time.perf_counter() - began, output.count(), peak, looks)
