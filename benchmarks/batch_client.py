@@ -24,6 +24,8 @@ from minilab_gen.protocol import keys
 QUEUE: Final = keys.queue_name(keys.DEFAULT_MODEL, "low")
 """Where the client puts jobs that are in no hurry."""
 
+_MILLION: Final = 1e6
+
 _LOOK_EVERY: Final = 0.02
 """Seconds between two looks at the worker's places: two small commands."""
 
@@ -82,14 +84,19 @@ class ClientRun:
 
     def cells(self, places: int) -> list[str]:
         """As :data:`HEAD` names them."""
-        used = [min(look.used, places) for look in self.steady(places)]
-        mean = f"{statistics.mean(used):.1f}" if used else "-"
-        full = f"{100 * sum(count == places for count in used) / len(used):.0f} %" if used else "-"
         ended = "killed" if self.code == -signal.SIGKILL else f"code {self.code}"
-        return [ended, f"{self.seconds:.1f}", f"{self.answered:,}", mean, full, f"{self.peak_bytes / 1e6:.0f}"]
+        memory = f"{self.peak_bytes / _MILLION:.0f}"
+        steady = self.steady(places)
+        if not steady:
+            return [ended, f"{self.seconds:.1f}", f"{self.answered:,}", "-", "-", "-", memory]
+        mean = statistics.mean(look.used for look in steady)
+        full = sum(look.used >= places for look in steady) / len(steady)
+        dry = sum(not look.waiting for look in steady) / len(steady)
+        return [ended, f"{self.seconds:.1f}", f"{self.answered:,}", f"{mean:.1f}", f"{full:.0%}", f"{dry:.0%}", memory]
 
 
-HEAD: Final = ("client", "seconds", "answered", "mean of places taken", "all taken", "client MB")
+HEAD: Final = ("client", "seconds", "answered", "places taken", "all taken", "none waits", "client MB")
+"""The middle three are of the steady part: a mean, and shares of the time."""
 
 
 class Places:
