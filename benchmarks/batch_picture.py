@@ -25,6 +25,7 @@ from rich.console import Console
 from rich.text import Text
 from service import private_redis, worker
 
+from minilab_gen.errors import MiniLabError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import read_card
 from minilab_gen.tokenizer import BASE_CHECKPOINT, get_tokenizer
@@ -34,6 +35,10 @@ WIDTH: Final = 100
 
 INTERRUPT_AT: Final = 40
 """Per cent that the bar shows at Ctrl-C."""
+
+_WITH_ERRORS: Final = 1
+_INTERRUPTED: Final = 130
+"""Exit codes of the client."""
 
 _COMMAND: Final = ("batch", "in.jsonl", "--output", "out.jsonl")
 _REDRAWN: Final = re.compile(r".*(?:\r|\x1b\[2K)")  # all of a line that was drawn over
@@ -74,7 +79,8 @@ class Screen:
 def run_client(folder: Path, interrupt_at: int | None) -> list[Text]:
     """Let a client work in a folder, perhaps not to the end; what stands on its terminal then."""
     screen = Screen()
-    variables = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor"}
+    paths = os.pathsep.join(sys.path)  # what is imported here is imported there, too, wherever that is
+    variables = {**os.environ, "TERM": "xterm-256color", "COLORTERM": "truecolor", "PYTHONPATH": paths}
     client = subprocess.Popen(
         [sys.executable, "-m", "minilab_client", *_COMMAND], cwd=folder, stderr=screen.terminal, env=variables
     )
@@ -84,7 +90,9 @@ def run_client(folder: Path, interrupt_at: int | None) -> list[Text]:
         if interrupt_at is not None and not told and screen.per_cent >= interrupt_at:
             client.send_signal(signal.SIGINT)
             told = True
-    client.wait()
+    expected = _WITH_ERRORS if interrupt_at is None else _INTERRUPTED
+    if client.wait() != expected:
+        raise MiniLabError(f"the client must end with code {expected}, it ended with {client.returncode}")
     return screen.lines
 
 

@@ -128,10 +128,13 @@ def test_what_a_killed_run_has_not_moved_yet_the_next_one_moves(
     write(out, *lines)
     out.write_bytes(out.read_bytes() + json.dumps(record_of(changed)).encode() + b"\n")
 
+    replaced = tmp_path / "out.replaced.jsonl"
+    replaced.write_bytes(b'{"torn when that run was killed')
+
     write(out)
 
     assert custom_ids(out) == ["a", "c", "d", "b"]
-    assert custom_ids(tmp_path / "out.replaced.jsonl") == ["b"]
+    assert [line[:10] for line in replaced.read_text(encoding="utf-8").splitlines()] == ['{"torn whe', '{"custom_i']
 
 
 def test_a_second_run_is_kept_out_and_told_why(tmp_path: Path, out: Path, lines: list[Line]) -> None:

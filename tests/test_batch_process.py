@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import pty
-import signal
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ import redis
 from batch_files import answers_to, custom_ids, good_lines, openai, own, records, wait_for_lines, write_lines
 from chaos.checkpoint import references
 from chaos.server import BINARY
+from client_process import Program, environment
 from minilab_client.batch import outages
 from minilab_client.batch.asked_model import AskedModel
 from own_service import LIMIT, OwnService
@@ -32,48 +30,16 @@ pytestmark = pytest.mark.skipif(BINARY is None, reason="needs redis-server or va
 TEXTS = ("Phileas Fogg", "Le Nautilus", "à bord", "Passepartout")
 
 
-class BatchProcess:
-    """The program, running."""
-
-    def __init__(
-        self, service: OwnService, file: Path, out: Path, *options: str, stderr: int = subprocess.PIPE
-    ) -> None:
-        command = [sys.executable, "-m", "minilab_client", "batch", str(file), "--output", str(out), *options]
-        self.process = subprocess.Popen(
-            command,
-            stdin=subprocess.DEVNULL,
-            stderr=stderr,
-            text=True,
-            encoding="utf-8",
-            env={
-                **os.environ,
-                "MINILAB_REDIS_URL": service.server.url,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                "TERM": "xterm",
-            },
-        )
-
-    def ended(self) -> tuple[int, str]:
-        """The exit code, and all that it said."""
-        said = self.process.stderr.read() if self.process.stderr else ""
-        return self.process.wait(timeout=LIMIT), said
-
-    def kill(self) -> None:
-        """SIGKILL: nothing is tidied up."""
-        assert self.process.poll() is None, "it must still run, or nothing is tested"
-        self.process.kill()
-        self.process.wait()
+def running(service: OwnService, file: Path, out: Path, *options: str) -> Program:
+    """The program, for a ``with`` block, gone at its end."""
+    return Program(service.server.url, "batch", str(file), "--output", str(out), *options)
 
 
-@contextmanager
-def running(service: OwnService, file: Path, out: Path, *options: str) -> Iterator[BatchProcess]:
-    """The program, gone at the end."""
-    program = BatchProcess(service, file, out, *options)
-    try:
-        yield program
-    finally:
-        program.process.kill()
-        program.process.__exit__(None, None, None)
+def kill(program: Program) -> None:
+    """SIGKILL: nothing is tidied up."""
+    assert program.process.poll() is None, "it must still run, or nothing is tested"
+    program.process.kill()
+    program.process.wait()
 
 
 @pytest.fixture
@@ -126,14 +92,14 @@ def test_a_client_that_is_killed_twice_leaves_each_answer_once_and_no_job_runs_t
     for so_far in (5, 25):
         with running(own_service, file, out, "--in-flight", "16") as program:
             wait_for_lines(out, so_far, LIMIT)
-            program.kill()
+            kill(program)
 
     with running(own_service, file, out) as program:
         code, said = program.ended()
 
     assert code == 1
-    assert "answered: 60 (" in said
-    assert "; without an answer: 5, see out.errors.jsonl; " in said
+    assert "60 answered (" in said
+    assert " earlier), 5 not: see out.errors.jsonl; " in said
     judge.assert_all_is_answered(own_service, file, out)
     own_service.fleet.stop_all()
     assert own_service.successes() == 60
@@ -144,7 +110,7 @@ def test_a_client_that_is_killed_before_the_first_answer_finds_its_jobs_again(
 ) -> None:
     with running(own_service, file, out, "--priority", "normal") as program:
         wait_until(lambda: own_service.queue.count == 60, LIMIT)
-        program.kill()
+        kill(program)
     assert out.read_bytes() == b""
     own_service.fleet.start_and_wait()
 
@@ -194,7 +160,7 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_the_jobs_to_the_worker(
     with running(own_service, file, out) as program:
         wait_for_lines(out, 5, LIMIT)
 
-        program.process.send_signal(signal.SIGINT)
+        program.interrupt()
 
         code, said = program.ended()
     assert code == 130
@@ -239,13 +205,15 @@ def test_two_clients_with_outputs_of_their_own_share_the_jobs(
 def test_a_terminal_shows_a_bar_that_ends_at_100_percent(own_service: OwnService, file: Path, out: Path) -> None:
     own_service.fleet.start_and_wait()
     screen, terminal = pty.openpty()
-    program = BatchProcess(own_service, file, out, stderr=terminal)
-    os.close(terminal)
-    shown = b""
-    while b"answered: 60" not in shown:
-        shown += os.read(screen, 1000)
+    command = [sys.executable, "-m", "minilab_client", "batch", str(file), "--output", str(out)]
+    variables = {**environment(own_service.server.url), "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=terminal, env=variables) as program:
+        os.close(terminal)
+        shown = b""
+        while b"60 answered" not in shown:
+            shown += os.read(screen, 1000)
 
-    assert program.ended()[0] == 1
+    assert program.returncode == 1
     os.close(screen)
     assert b"65/65" in shown
     assert b"100%" in shown

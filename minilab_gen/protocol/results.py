@@ -78,9 +78,9 @@ def _seed_of(job: Job) -> int | None:
 
 
 def answers(connection: redis.Redis, job_ids: Iterable[str]) -> list[Answer | None]:
-    """The answers of many finished jobs in one round trip, each a tenth of what its stream costs to read.
+    """The answers of many finished jobs in one round trip, without a look at their streams.
 
-    None for one of which RQ keeps nothing that can be read: :func:`result` still may.
+    None for one of which RQ keeps nothing that can be read: :func:`result` may still put it together.
     """
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:

@@ -20,6 +20,7 @@ from minilab_client.batch.run import Batch
 from minilab_client.batch.tally import Tally
 from minilab_client.batch.waiting import WaitingNotes
 from minilab_client.batch.whole_lines import beside
+from minilab_client.completion import complete_models
 from minilab_client.exit_codes import ExitCode
 from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
@@ -80,6 +81,7 @@ for each that runs, so that it never waits for a look at those that have ended."
 )
 @click.option(
     "--model",
+    shell_complete=complete_models,
     default=keys.DEFAULT_MODEL,
     metavar="NAME",
     show_default=True,

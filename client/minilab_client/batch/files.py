@@ -53,7 +53,9 @@ class BatchFiles:
                 errors = stack.enter_context(ErrorFile(self.errors))
                 lines = stack.enter_context(self._opened_lines())
             except OSError as error:
-                raise click.ClickException(f"{error.filename} cannot be used: {error.strerror}") from error
+                raise click.ClickException(
+                    f"{error.filename or self.output} cannot be used: {error.strerror}"
+                ) from error
             yield OpenFiles(lines, _count(lines), output, errors)
 
     @contextmanager

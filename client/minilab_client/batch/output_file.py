@@ -19,9 +19,8 @@ from typing import Any, BinaryIO, Final, Self
 
 import click
 
-from minilab_client.batch.line import Line, custom_id_of, digest_in
+from minilab_client.batch.line import Line, custom_id_of, digest_in, key_of
 from minilab_client.batch.raw_lines import parse_object
-from minilab_client.batch.reader import key_of
 from minilab_client.batch.replaced import move_replaced
 from minilab_client.batch.whole_lines import sync_folder, write_line
 from minilab_client.output import say
@@ -152,7 +151,8 @@ def _recorded(line: bytes) -> _Recorded:
     digest = digest_in(job_id)
     if digest is None:
         raise RequestError(f"it names the job {shown(job_id)}, which is none of a batch")
-    return _Recorded(key_of(custom_id_of(fields)), int(digest, 16), fingerprint)
+    known = fingerprint if isinstance(fingerprint, str) else None
+    return _Recorded(key_of(custom_id_of(fields)), int(digest, 16), known)
 
 
 def _is_torn(line: bytes) -> bool:

@@ -1,22 +1,18 @@
 """Turns the lines of a file into requests, and into reasons those that break a rule. It must not know what comes then.
 
-It keeps a few dozen bytes for each line, to see a custom_id that comes twice.
+It keeps some 200 bytes for each line, to see a custom_id that comes twice.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator
-from typing import Any, Final
+from typing import Any
 
 from minilab_client.batch import openai_form, own_form
 from minilab_client.batch.asked_model import AskedModel
-from minilab_client.batch.line import BadLine, Form, Line, custom_id_of, line_of
+from minilab_client.batch.line import BadLine, Form, Line, custom_id_of, key_of, line_of
 from minilab_client.batch.raw_lines import RawLine, parse_object
 from minilab_gen.errors import RequestError
-
-_KEY_BYTES: Final = 8
-"""Of a custom_id's hash. Among a million lines two are equal once in 37 million files."""
 
 
 class LineReader:
@@ -49,7 +45,9 @@ class LineReader:
             line = line_of(number, custom_id, form, self._model.card.name, asked)
             line.request.check_fits(self._model.card.limits)
         except RequestError as error:
-            raise (openai_form.in_their_words(error) if form == "openai" else error) from error
+            if form == "openai":
+                raise openai_form.in_their_words(error) from error
+            raise
         return line
 
     def _check_new(self, line: Line) -> None:
@@ -57,9 +55,3 @@ class LineReader:
         first = self._numbers.setdefault(key_of(line.custom_id), line.number)
         if first != line.number:
             raise RequestError(f"custom_id must differ from line to line, got that of line {first} again")
-
-
-def key_of(custom_id: str) -> int:
-    """What is kept of a custom_id, to know it again."""
-    digest = hashlib.blake2b(custom_id.encode(), digest_size=_KEY_BYTES).digest()
-    return int.from_bytes(digest, "big")

@@ -19,7 +19,8 @@ def move_replaced(path: Path, key_of: Callable[[bytes], int], lock: Callable[[in
     line; some may then stand in both files.
     """
     kept, moved = path.with_name(f"{path.name}.part"), beside(path, "replaced")
-    with path.open("rb") as source, kept.open("wb") as new, moved.open("ab") as old:
+    with path.open("rb") as source, kept.open("wb") as new, moved.open("a+b") as old:
+        _end_last_line(old)
         newest = set({key_of(line): number for number, line in _numbered(source)}.values())
         source.seek(0)
         count = 0
@@ -41,6 +42,14 @@ def move_replaced(path: Path, key_of: Callable[[bytes], int], lock: Callable[[in
     said = "1 line of it answers a request that has" if count == 1 else f"{count} lines of it answer requests that have"
     say(f"{path.name}: {said} changed since; moved to {moved}")
     return descriptor
+
+
+def _end_last_line(file: BinaryIO) -> None:
+    """Let what follows begin a line, though an earlier writer was killed in the middle of one."""
+    if file.tell():
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
 
 
 def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:

@@ -45,10 +45,10 @@ class Tally:
 
     def summary(self, errors: str, seconds: float) -> str:
         """What to say at the end; ``errors`` is where the lines without an answer stand."""
-        earlier = f" ({self.kept:,} by earlier runs)" if self.kept else ""
-        without = f"; without an answer: {self.without_answer:,}, see {errors}" if self.without_answer else ""
-        took = f"{self.tokens:,} in {timedelta(seconds=round(seconds))}"
-        return f"answered: {self.with_answer:,}{earlier}{without}; tokens: {took}"
+        earlier = f" ({self.kept:,} earlier)" if self.kept else ""
+        without = f", {self.without_answer:,} not: see {errors}" if self.without_answer else ""
+        took = f"{self.tokens:,} tokens in {timedelta(seconds=round(seconds))}"
+        return f"{self.with_answer:,} answered{earlier}{without}; {took}"
 
 
 @dataclass(frozen=True, slots=True)
