@@ -101,7 +101,7 @@ def demonstrate() -> None:
     prompt = tokenizer.encode(_PROMPT)
     for name, settings in _STRATEGIES.items():
         print(f"--- {name}")
-        decoder = tokenizer.decoder()
+        decoder = tokenizer.decoder(prompt)
         print(_PROMPT, end="")
         for step in generate(model, prompt, _DEMONSTRATION_TOKENS, settings):
             print(decoder.push(step.token_id), end="", flush=True)

@@ -19,7 +19,8 @@ from minilab_gen.protocol.endings import has_expired
 from minilab_gen.protocol.events import EndEvent, EndReason, TokenEvent
 from minilab_gen.protocol.streams import publish, published_tokens
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import BASE_CHECKPOINT, StreamDecoder, Tokenizer, get_tokenizer
+from minilab_gen.stream_decoder import StreamDecoder
+from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
 
 MODEL_VARIABLE = "MINILAB_CHECKPOINT"
 """Environment variable with the checkpoint folder that :func:`generate` serves; the base model without it."""
@@ -54,6 +55,7 @@ class _Run:
         self._running_ttl = int(job.timeout or keys.DEFAULT_TIMEOUT) + keys.RETENTION
         self._decoder: StreamDecoder | None = None
         self._ids: list[int] = []
+        self._stop_ids: tuple[int, ...] = ()
         self._prompt_tokens = 0
         self._text = ""
 
@@ -79,12 +81,12 @@ class _Run:
         from minilab_gen.engine import Chosen, Engine, Sequence
 
         request = GenerationRequest.from_payload(self._payload)
-        self._prompt_tokens = len(request.prompt)
+        self._prompt_tokens, self._stop_ids = len(request.prompt), request.stop_ids
         published, _ = published_tokens(self._connection, self._job.id)
         if not published and has_expired(self._job):  # one with tokens has started in time
             raise JobTimeoutError("the job waited longer than its ttl")
         model, tokenizer = _served()
-        self._decoder = tokenizer.decoder()
+        self._decoder = tokenizer.decoder(request.prompt)
         for token in published:
             self._take(token.token_id)
         engine = Engine(model, 1)
@@ -104,7 +106,7 @@ class _Run:
 
     def _take(self, token_id: int) -> str:
         assert self._decoder is not None, "tokens come after the decoder"
-        text = self._decoder.push(token_id)
+        text = "" if token_id in self._stop_ids else self._decoder.push(token_id)
         self._ids.append(token_id)
         self._text += text
         return text

@@ -1,22 +1,16 @@
-"""Text to token ids and back, with a decoder that never shows half a character.
-
-It must not know about models or Redis; it needs no torch, because the client uses it as well.
-
-A byte-level tokenizer (Sennrich et al. 2016, byte-pair encoding, over the bytes of UTF-8 as GPT-2 did it) gives every
-token a fixed string of bytes, so decoding is joining bytes. Special tokens have no text.
-"""
+"""Text to token ids and back. It must not know about models or Redis; it needs no torch, as the client uses it too."""
 
 from __future__ import annotations
 
-import codecs
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable
+from functools import cached_property
 from pathlib import Path
 
 from tokenizers import Tokenizer as _Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from minilab_gen.errors import CheckpointError
+from minilab_gen.stream_decoder import ByteDecoder, PieceDecoder, StreamDecoder, byte_of_letter, bytes_of, piece_rules
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
@@ -24,24 +18,20 @@ BASE_CHECKPOINT = Path(__file__).parent / "base"
 """The folder of the shipped base model."""
 
 
-@cache
-def _byte_of_letter() -> dict[str, int]:
-    """The byte that each letter of the byte-level alphabet stands for.
-
-    Printable bytes of Latin-1 stand for themselves; the others are numbered from U+0100 in rising order.
-    """
-    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printable]
-    letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
-
-
 class Tokenizer:
-    """A byte-level tokenizer read from ``tokenizer.json``."""
+    """What ``tokenizer.json`` describes, of one of the kinds that :mod:`minilab_gen.stream_decoder` can stream."""
 
     def __init__(self, library: _Library) -> None:
+        if not library.get_vocab_size():
+            raise CheckpointError("the tokenizer must have tokens, got none")
+        library.no_truncation()  # some files say what was handy in training
+        library.no_padding()
         self._library = library
-        self._bytes = self._token_bytes()
+        self._bytes: dict[int, bytes] = {}  # of the tokens met so far: a large vocabulary is mostly never spoken
+        self._is_special = {place: token.special for place, token in library.get_added_tokens_decoder().items()}
+        if library.decoder is None:
+            self._check_that_it_is_byte_level()
+        self._rules = piece_rules(library.decoder) if library.decoder is not None else None
 
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
@@ -53,66 +43,66 @@ class Tokenizer:
         except Exception as error:  # the library raises bare Exception
             raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
 
-    @property
+    @cached_property
     def vocab_size(self) -> int:
-        """Number of ids that have a meaning, special ones included."""
-        return len(self._bytes)
+        """One more than the highest id that has a meaning, special ones included."""
+        return int(max(self._library.get_vocab(with_added_tokens=True).values())) + 1
 
     def to_json(self) -> str:
         """The text of ``tokenizer.json``."""
         return self._library.to_str(pretty=False)
 
-    def encode(self, text: str) -> list[int]:
-        """The ids of a text. Special tokens written out in it are read as what they name."""
-        return list(self._library.encode(text, add_special_tokens=False).ids)
+    def encode(self, text: str, *, bare: bool = False) -> list[int]:
+        """The ids of a text, with what ``tokenizer.json`` puts around one, often a token for its beginning.
+
+        ``bare`` is without that, for a text that has it already. Special tokens written out in a text are read as what
+        they name.
+        """
+        return list(self._library.encode(text, add_special_tokens=not bare).ids)
 
     def decode(self, ids: Iterable[int]) -> str:
         """The text of ids; bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(map(self.token_bytes, ids)).decode("utf-8", errors="replace")
+        decoder = self.decoder()
+        return "".join(map(decoder.push, ids)) + decoder.flush()
 
-    def decoder(self) -> StreamDecoder:
-        """A decoder for ids that come one at a time."""
-        return StreamDecoder(self)
+    def decoder(self, prompt: Iterable[int] = ()) -> StreamDecoder:
+        """A decoder for the ids of an answer to a prompt, which come one at a time."""
+        if self._rules is None:
+            return ByteDecoder(self.token_bytes)
+        return PieceDecoder(self._piece, self._rules, prompt)
 
     def token_id(self, token: str) -> int | None:
         """The id of a token given by its name, such as ``<|endoftext|>``."""
         found: int | None = self._library.token_to_id(token)
         return found
 
+    def is_special(self, token_id: int) -> bool:
+        """Whether an id is a sign to the model and no text."""
+        return self._is_special.get(token_id, False)
+
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to the text; none for special tokens and ids without a meaning."""
-        return self._bytes[token_id] if 0 <= token_id < len(self._bytes) else b""
+        """The bytes that a token of a byte-level tokenizer adds to the text; none for special and unknown ones."""
+        known = self._bytes.get(token_id)
+        if known is None:
+            piece = self._piece(token_id)
+            if piece is None:
+                return b""
+            self._bytes[token_id] = known = bytes_of(piece)
+        return known
 
-    def _token_bytes(self) -> Sequence[bytes]:
-        letters = _byte_of_letter()
-        vocabulary: dict[str, int] = self._library.get_vocab(with_added_tokens=True)
-        table = [b""] * (max(vocabulary.values()) + 1)
-        added = self._library.get_added_tokens_decoder()
-        for token, place in vocabulary.items():
-            if place in added:  # these are spelled out, not in the alphabet of bytes
-                table[place] = b"" if added[place].special else token.encode()
-                continue
-            try:
-                table[place] = bytes(letters[letter] for letter in token)
-            except KeyError as error:
-                raise CheckpointError(f"the tokenizer must be byte-level, got the token {token!r}") from error
-        return table
+    def _piece(self, token_id: int) -> str | None:
+        """A token as the vocabulary spells it; None for special tokens and ids without a meaning."""
+        if not 0 <= token_id < self.vocab_size or self.is_special(token_id):
+            return None
+        token: str | None = self._library.id_to_token(token_id)
+        return token
 
-
-class StreamDecoder:
-    """Turns ids into text as they come; holds back the bytes of a character until it is whole."""
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-
-    def push(self, token_id: int) -> str:
-        """The text that became printable with this token."""
-        return self._decoder.decode(self._tokenizer.token_bytes(token_id))
-
-    def flush(self) -> str:
-        """What is left when no more tokens come: U+FFFD for a character cut short, else nothing."""
-        return self._decoder.decode(b"", final=True)
+    def _check_that_it_is_byte_level(self) -> None:
+        """Refuse a tokenizer that does not say how its tokens are read, unless only one way is possible."""
+        letters = byte_of_letter()
+        for token, place in self._library.get_vocab(with_added_tokens=True).items():
+            if place not in self._is_special and not letters.keys() >= set(token):
+                raise CheckpointError(f"a tokenizer without a decoder must be byte-level, got the token {token!r}")
 
 
 def get_tokenizer(path: str | Path = BASE_CHECKPOINT) -> Tokenizer:

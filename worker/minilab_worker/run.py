@@ -11,7 +11,8 @@ from minilab_gen.engine import Chosen, Ended, Sequence
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, EndReason, Event, TokenEvent
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import StreamDecoder, Tokenizer
+from minilab_gen.stream_decoder import StreamDecoder
+from minilab_gen.tokenizer import Tokenizer
 from minilab_worker.claims import Claim
 
 
@@ -26,7 +27,7 @@ class Run:
         self.job, self.execution = claim.job, claim.execution
         self.job_id = str(claim.job.id)
         self._tokenizer = tokenizer
-        self.prompt_tokens = len(request.prompt) if request else 0
+        self._prompt, self._stop_ids = (request.prompt, request.stop_ids) if request else ((), ())
         self.events: list[Event] = list(claim.stream)
         self.confirmed = self.sent = len(self.events)
         """Events that stand in the stream for sure, and that are on their way there."""
@@ -37,7 +38,7 @@ class Run:
         """On the same clock; None where RQ does not say."""
         self.last_token: float | None = None
         """When this worker chose one for it last."""
-        self._decoder = _decoder_after(self._tokens, tokenizer)
+        self._decoder = self._decoder_after(self._tokens)
         asked = claim.job.timeout or keys.DEFAULT_TIMEOUT
         timeout = asked if 0 < asked <= keys.LONGEST_TIME else keys.LONGEST_TIME  # RQ's -1 is no limit
         self.running_ttl = timeout + keys.RETENTION
@@ -82,7 +83,7 @@ class Run:
     def take(self, outcome: Chosen | Ended) -> None:
         """Add the event that an outcome of the engine makes."""
         if isinstance(outcome, Chosen):
-            text = self._decoder.push(outcome.token_id)
+            text = self._text_of(outcome.token_id, self._decoder)
             self.events.append(TokenEvent(outcome.number, outcome.token_id, text))
             return
         stop_id = outcome.sequence.ids[-1] if outcome.reason == "stop" else None
@@ -103,7 +104,7 @@ class Run:
         if stream and isinstance(stream[-1], EndEvent):
             self.events = list(stream)
         elif self.end is not None and len(stream) >= self.end.number:
-            self._decoder = _decoder_after(stream, self._tokenizer)
+            self._decoder = self._decoder_after(stream)
             end = replace(self.end, tokens=len(stream), text=self._decoder.flush())
             self.events = [*stream, end]
         self.confirmed = self.sent = min(len(stream), len(self.events))
@@ -118,17 +119,24 @@ class Run:
     def _tokens(self) -> list[TokenEvent]:
         return [event for event in self.events if isinstance(event, TokenEvent)]
 
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self._prompt)
+
+    def _decoder_after(self, events: Iterable[Event]) -> StreamDecoder:
+        """A decoder that has seen these tokens."""
+        decoder = self._tokenizer.decoder(self._prompt)
+        for event in events:
+            if isinstance(event, TokenEvent):
+                self._text_of(event.token_id, decoder)
+        return decoder
+
+    def _text_of(self, token_id: int, decoder: StreamDecoder) -> str:
+        """What becomes printable with a token; nothing with the one that ends the text."""
+        return "" if token_id in self._stop_ids else decoder.push(token_id)
+
 
 def _submitted_at(claim: Claim) -> float | None:
     """When a job was put into its queue, on the monotonic clock; that of the client, which noted it, may differ."""
     noted = claim.job.enqueued_at
     return None if noted is None else time.monotonic() - max(0.0, time.time() - noted.timestamp())
-
-
-def _decoder_after(events: Iterable[Event], tokenizer: Tokenizer) -> StreamDecoder:
-    """A decoder that has seen these tokens."""
-    decoder = tokenizer.decoder()
-    for event in events:
-        if isinstance(event, TokenEvent):
-            decoder.push(event.token_id)
-    return decoder
