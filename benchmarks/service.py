@@ -96,7 +96,7 @@ class WorkerProcess:
 def worker(connection: redis.Redis, folder: Path, max_batch: int, threads: int | None) -> Iterator[WorkerProcess]:
     """A worker process on the private server, ready for jobs; told to stop at the end."""
     command = [sys.executable, "-m", "minilab_worker.cli", "--quiet", "--lease", _LEASE]
-    command += ["--model", str(folder), "--max-batch", str(max_batch)]
+    command += ["--model", str(folder), "--name", keys.DEFAULT_MODEL, "--max-batch", str(max_batch)]
     command += ["--threads", str(threads)] if threads else []
     running = WorkerProcess(subprocess.Popen(command, stdin=subprocess.DEVNULL))
     try:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
 from typing import cast
 
 import redis
 
+from minilab_gen.chat import Conversation
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import endings, jobs, keys, results
 from minilab_gen.protocol import tail as tails
-from minilab_gen.protocol.cards import read_card, read_tokenizer
+from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
 from minilab_gen.protocol.jobs import JobState, Submission
 from minilab_gen.protocol.keys import Priority
@@ -21,8 +22,9 @@ from minilab_gen.tokenizer import Tokenizer
 
 
 def submit(
-    prompt: str | Sequence[int],
+    prompt: str | Sequence[int] | None = None,
     *,
+    chat: str | Sequence[Mapping[str, str]] | None = None,
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
     temperature: float = 0.0,
     top_k: int | None = None,
@@ -38,14 +40,16 @@ def submit(
 ) -> str:
     """Enqueue one job and return its id.
 
-    ``prompt`` is a text or token ids. A sampled job without a ``seed`` draws one. ``stop_ids`` are by default the
-    model's own. ``timeout`` and ``ttl`` are seconds: of running, and of waiting. Raises RequestError for what can never
-    run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
+    ``prompt`` is a text or token ids. In its place ``chat`` is what the user says to a model that has a chat template,
+    or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``. A sampled job without a ``seed`` draws
+    one. ``stop_ids`` are by default the model's own. ``timeout`` and ``ttl`` are seconds: of running, and of waiting.
+    Raises RequestError for what can never run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
     """
     settings = SamplingSettings(temperature, top_k, top_p, 0 if seed is None else seed)
     submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
+    asked = _asked(prompt, chat)
     with closing(connect(redis_url)) as connection:
-        request = build_request(connection, prompt, max_new_tokens, settings, seed is None, stop_ids, model)
+        request = build_request(connection, asked, max_new_tokens, settings, seed is None, stop_ids, model)
         try:
             return jobs.enqueue(connection, request, submission)
         finally:
@@ -54,7 +58,7 @@ def submit(
 
 def build_request(
     connection: redis.Redis,
-    prompt: str | Sequence[int],
+    prompt: str | Sequence[int] | Conversation,
     max_new_tokens: int,
     settings: SamplingSettings,
     draw_seed: bool,
@@ -63,27 +67,49 @@ def build_request(
 ) -> GenerationRequest:
     """The request for a model, checked against its card; ``draw_seed`` where a sampled one named none."""
     card = read_card(connection, model)
-    ids = prompt_ids(prompt, read_tokenizer(connection, card)) if isinstance(prompt, str) else prompt
+    ends: Sequence[int] = card.stop_ids
+    if isinstance(prompt, Conversation):
+        ids, ends = chat_prompt(prompt, card, read_tokenizer(connection, card))
+    else:
+        ids = prompt_ids(prompt, read_tokenizer(connection, card)) if isinstance(prompt, str) else prompt
     if draw_seed and not settings.is_greedy:
         settings = SamplingSettings(settings.temperature, settings.top_k, settings.top_p, jobs.draw_seed())
-    ends = card.stop_ids if stop_ids is None else stop_ids
+    if stop_ids is not None:
+        ends = stop_ids
     # As they came, since a tuple of bytes or of a dict would pass for ids; the request makes tuples of lists.
     request = GenerationRequest(cast(tuple[int, ...], ids), max_new_tokens, settings, cast(tuple[int, ...], ends))
     request.check_fits(card.limits)
     return request
 
 
+def _asked(
+    prompt: str | Sequence[int] | None, chat: str | Sequence[Mapping[str, str]] | None
+) -> str | Sequence[int] | Conversation:
+    if chat is not None:
+        if prompt is not None:
+            raise RequestError("a job has either a prompt or a chat, got both")
+        return Conversation.of(chat)
+    if prompt is None:
+        raise RequestError("a job must have a prompt or a chat, got neither")
+    return prompt
+
+
 def prompt_ids(text: str, tokenizer: Tokenizer) -> list[int]:
     """The ids of a prompt. Raises RequestError for a text that can be none."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RequestError(f"prompt must be text of whole characters, got {error.reason} at {error.start}") from error
     check_text(text)
-    ids = tokenizer.encode(text)
-    if not ids:
+    if not text:
         raise RequestError("prompt must hold at least 1 token, got an empty text")
-    return ids
+    return tokenizer.encode(text)
+
+
+def chat_prompt(
+    conversation: Conversation, card: ModelCard, tokenizer: Tokenizer
+) -> tuple[Sequence[int], Sequence[int]]:
+    """The prompt that a conversation makes, and where the answer ends: the model's own stop ids and the template's."""
+    if card.chat is None:
+        raise RequestError(f"the model {card.name} has no chat template; give it a plain text to go on with")
+    ends = dict.fromkeys([*card.stop_ids, *card.chat.stop_ids(tokenizer)])
+    return card.chat.prompt(conversation, tokenizer), tuple(ends)
 
 
 def tail(job_id: str, after: int = 0, *, redis_url: str | None = None) -> tails.Tail:

@@ -60,9 +60,13 @@ def shown(value: object) -> str:
 
 
 def check_text(text: str) -> None:
-    """Raise RequestError for a text that is too long to be taken apart into tokens."""
+    """Raise RequestError for a text that is too long to be taken apart into tokens, or not of whole characters."""
     if len(text) > MAX_PROMPT_CHARACTERS:
         raise RequestError(f"prompt must be at most {MAX_PROMPT_CHARACTERS} characters long, got {len(text)}")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RequestError(f"prompt must be text of whole characters, got {error.reason} at {error.start}") from error
 
 
 def _ids(name: str, ids: object, *, at_most: int) -> tuple[int, ...]:

@@ -29,6 +29,7 @@ class Tokenizer:
         self._library = library
         self._bytes: dict[int, bytes] = {}  # of the tokens met so far: a large vocabulary is mostly never spoken
         self._is_special = {place: token.special for place, token in library.get_added_tokens_decoder().items()}
+        """Of the added tokens, which are special."""
         if library.decoder is None:
             self._check_that_it_is_byte_level()
         self._rules = piece_rules(library.decoder) if library.decoder is not None else None
@@ -76,9 +77,9 @@ class Tokenizer:
         found: int | None = self._library.token_to_id(token)
         return found
 
-    def is_special(self, token_id: int) -> bool:
-        """Whether an id is a sign to the model and no text."""
-        return self._is_special.get(token_id, False)
+    def is_added(self, token_id: int) -> bool:
+        """Whether an id is one of those that a model adds to the words of its tokenizer, special ones among them."""
+        return token_id in self._is_special
 
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token of a byte-level tokenizer adds to the text; none for special and unknown ones."""
@@ -92,7 +93,7 @@ class Tokenizer:
 
     def _piece(self, token_id: int) -> str | None:
         """A token as the vocabulary spells it; None for special tokens and ids without a meaning."""
-        if not 0 <= token_id < self.vocab_size or self.is_special(token_id):
+        if not 0 <= token_id < self.vocab_size or self._is_special.get(token_id):
             return None
         token: str | None = self._library.id_to_token(token_id)
         return token

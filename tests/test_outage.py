@@ -99,7 +99,7 @@ def test_a_worker_gives_up_a_redis_that_stays_away_with_one_line(
     command = [sys.executable, "-c", _IMPATIENT, "--model", str(slow_checkpoint), "--redis-url", own_service.server.url]
     path = os.pathsep.join(sys.path)
     with subprocess.Popen(
-        [*command, "--threads", "1", "--quiet"],
+        [*command, "--name", "base", "--threads", "1", "--quiet"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -31,9 +31,17 @@ def models(settings: ClientSettings, as_json: bool) -> None:
         write_json([{**asdict(card), "workers_alive": alive} for card, alive in found])
     elif found:
         rows = [
-            (card.name, card.context_length, card.vocab_size, alive, card.fingerprint, card.exactness)
+            (
+                card.name,
+                card.context_length,
+                card.vocab_size,
+                "yes" if card.chat else "no",
+                alive,
+                card.fingerprint,
+                card.exactness,
+            )
             for card, alive in found
         ]
-        write_table(("MODEL", "CONTEXT", "VOCABULARY", "WORKERS", "FINGERPRINT", "EXACTNESS"), rows)
+        write_table(("MODEL", "CONTEXT", "VOCABULARY", "CHAT", "WORKERS", "FINGERPRINT", "EXACTNESS"), rows)
     else:
         say(f"no worker has announced a model; jobs for {keys.DEFAULT_MODEL} wait until you start one: minilab-worker")

@@ -15,6 +15,7 @@ from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_client.submitted import follow_submitted, tell_submitted
 from minilab_gen.api import build_request
+from minilab_gen.chat import Conversation
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.keys import Priority
@@ -31,7 +32,7 @@ from minilab_gen.request import (
 class _Asked:
     """What the command line asks for, each part within its own rules."""
 
-    prompt: str | tuple[int, ...]
+    prompt: str | tuple[int, ...] | Conversation
     max_new_tokens: int
     sampling: SamplingSettings
     draws_seed: bool
@@ -65,10 +66,17 @@ class _Asked:
     short_help="Put one job into the queue.",
     epilog="\b\nExamples:"
     '\n  minilab-client submit "Phileas Fogg" --max-new-tokens 40 --temperature 0.8 --follow'
-    "\n  minilab-client submit --ids 5,12,7",
+    "\n  minilab-client submit --ids 5,12,7"
+    "\n  minilab-client submit --chat 'What is a KV cache?' --model SmolLM2-135M-Instruct --follow",
 )
 @click.argument("text", required=False)
 @click.option("--ids", type=parameters.token_ids, metavar="ID,ID,...", help="Token ids instead of TEXT.")
+@click.option(
+    "--chat",
+    "chats",
+    is_flag=True,
+    help='TEXT is what a user says, or a conversation in JSON: [{"role": "user", "content": "..."}, ...].',
+)
 @click.option(
     "--max-new-tokens",
     type=parameters.whole_number,
@@ -172,6 +180,7 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     settings: ClientSettings,
     text: str | None,
     ids: tuple[int, ...] | None,
+    chats: bool,
     max_new_tokens: int,
     temperature: float,
     top_k: int | None,
@@ -187,9 +196,12 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     follows: bool,
     as_json: bool,
 ) -> ExitCode:
-    """Put a job into the queue: continue TEXT, or standard input where TEXT is -, or --ids. Prints the job id."""
+    """Put a job into the queue: continue TEXT, or standard input where TEXT is -, or --ids. Prints the job id.
+
+    With --chat the model answers TEXT, in the form that its own chat template gives a conversation.
+    """
     asked = _Asked(
-        _prompt(text, ids),
+        _prompt(text, ids, chats),
         max_new_tokens,
         SamplingSettings(temperature, top_k, top_p, seed or 0),
         seed is None,
@@ -202,11 +214,16 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
         return follow_submitted(connection, submitted, as_json) if follows else ExitCode.DONE
 
 
-def _prompt(text: str | None, ids: tuple[int, ...] | None) -> str | tuple[int, ...]:
+def _prompt(text: str | None, ids: tuple[int, ...] | None, chats: bool) -> str | tuple[int, ...] | Conversation:
     if ids is not None:
-        if text is not None:
-            raise click.UsageError("give either TEXT or --ids, not both")
+        if text is not None or chats:
+            raise click.UsageError(f"give either {'--chat' if chats else 'TEXT'} or --ids, not both")
         return ids
+    given = _text(text)
+    return Conversation.from_text(given) if chats else given
+
+
+def _text(text: str | None) -> str:
     if text is None:
         raise click.UsageError("give TEXT, or - to read it from standard input, or --ids")
     if text == "-":

@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 
+from minilab_gen.chat import ChatFormat
 from minilab_gen.errors import CardError, UnknownModelError
 from minilab_gen.protocol import keys
 from minilab_gen.request import ModelLimits
@@ -36,6 +37,8 @@ class ModelCard:
     """The hash under which the tokenizer's text is kept."""
     kv_tokens: int | None = None
     """Tokens whose keys and values its workers hold at a time: what prompt and answer of one job must fit."""
+    chat: ChatFormat | None = None
+    """How a conversation is written; None where the model has no template."""
 
     @property
     def limits(self) -> ModelLimits:
@@ -48,8 +51,9 @@ class ModelCard:
     def from_json(cls, text: str | bytes) -> ModelCard:
         try:
             content = json.loads(text)
-            return cls(**{**content, "stop_ids": tuple(content["stop_ids"])})
-        except (ValueError, TypeError, KeyError) as error:
+            chat = ChatFormat(**content["chat"]) if content.get("chat") else None
+            return cls(**{**content, "stop_ids": tuple(content["stop_ids"]), "chat": chat})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise CardError(f"a model card cannot be read, is it of another version? {error}") from error
 
 
@@ -66,11 +70,17 @@ def publish_card(connection: redis.Redis, card: ModelCard, tokenizer_json: str) 
         pipeline.execute()
 
 
+def announced_card(connection: redis.Redis, model: str) -> ModelCard | None:
+    """A model's card as its last worker announced it; None where none has. Raises CardError."""
+    stored = connection.get(keys.model_card(model))
+    return ModelCard.from_json(stored) if stored is not None else None
+
+
 def read_card(connection: redis.Redis, model: str) -> ModelCard:
     """A model's card; for the base model the shipped one where no worker has been up yet."""
-    stored = connection.get(keys.model_card(model))
-    if stored is not None:
-        return ModelCard.from_json(stored)
+    card = announced_card(connection, model)
+    if card is not None:
+        return card
     if model == keys.DEFAULT_MODEL:
         return _shipped_card()
     known = sorted(card.name for card in all_cards(connection))

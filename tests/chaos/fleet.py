@@ -16,6 +16,8 @@ from typing import Final, Self
 import redis
 from rq.job import Job
 
+from minilab_gen.protocol import keys
+
 LEASE: Final = 3
 """Seconds: the shortest that the worker takes, so that a run need not wait long for takeovers."""
 
@@ -31,7 +33,17 @@ class WorkerProcess:
 
     def __init__(self, checkpoint: Path, url: str, log: Path, *options: str) -> None:
         command = [sys.executable, "-m", "minilab_worker.cli", "--model", str(checkpoint), "--redis-url", url]
-        settings = ["--lease", str(LEASE), "--max-batch", "8", "--threads", "1", "--verbose"]
+        settings = [
+            "--name",
+            keys.DEFAULT_MODEL,
+            "--lease",
+            str(LEASE),
+            "--max-batch",
+            "8",
+            "--threads",
+            "1",
+            "--verbose",
+        ]
         self.log = log
         self.is_asleep = False
         self.may_fail = False

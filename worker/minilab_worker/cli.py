@@ -15,9 +15,12 @@ import redis
 
 from minilab_gen.errors import CheckpointError, MiniLabError, RedisUnavailableError, RequestError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.connection import connect
 from minilab_gen.tokenizer import BASE_CHECKPOINT
 from minilab_worker import logs
 from minilab_worker.logs import LogFormat
+from minilab_worker.namesakes import check_namesakes, default_name
+from minilab_worker.patience import REDIS_PATIENCE
 from minilab_worker.redis_command import redis_group
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs 
     envvar="MINILAB_CHECKPOINT",  # MINILAB_MODEL is the name that clients ask for
     help="Checkpoint folder.",
 )
-@click.option("--name", default=keys.DEFAULT_MODEL, help="Name under which the model is announced.")
+@click.option("--name", help="Name under which the model is announced.  [default: that of its folder]")
 @click.option("--max-batch", type=click.IntRange(1, 1024), default=64, help="Jobs that run at a time.")
 @click.option(
     "--kv-tokens",
@@ -70,7 +73,7 @@ step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs 
 def program(
     context: click.Context,
     model: Path,
-    name: str,
+    name: str | None,
     max_batch: int,
     kv_tokens: int | None,
     dtype: Literal["float32", "bfloat16"],
@@ -97,7 +100,7 @@ def program(
     # Before there is anything to finish. Process 1 of a container gets no SIGTERM for which it has not asked.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is loaded, which is next
-    keys.check_model_name(name)
+    name = keys.check_model_name(name or default_name(model))
     with ExitStack() as stack:
         server = None
         if metrics_port is not None:
@@ -110,8 +113,10 @@ def program(
         served_queues = queues or tuple(keys.queue_names(name))
         settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace, log_text)
         served = load_served_model(model, name, max_batch, threads, dtype=dtype, kv_tokens=kv_tokens)
-        _log.info("%s: %s (%.1f s)", model, served.verdict, served.seconds)
+        _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.verdict, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
+        with closing(connect(redis_url, wait=REDIS_PATIENCE)) as connection:
+            check_namesakes(connection, served.card)
         worker = Worker(settings, served)
         if server is not None:
             from minilab_worker.metrics import WorkerMetrics

@@ -9,8 +9,10 @@ from typing import Final, Literal
 
 import torch
 
+from minilab_gen.chat import read_chat_format
 from minilab_gen.checkpoint import fingerprint, read_stop_ids
 from minilab_gen.engine import bytes_of_a_token
+from minilab_gen.errors import CheckpointError
 from minilab_gen.model import MiniLabModel, load
 from minilab_gen.protocol.cards import ModelCard, digest
 from minilab_gen.tokenizer import Tokenizer, get_tokenizer
@@ -65,10 +67,19 @@ def load_served_model(
         name=name,
         context_length=context,
         vocab_size=model.config.vocab_size,
-        stop_ids=read_stop_ids(folder),
+        stop_ids=_stop_ids(folder, model.config.vocab_size),
         fingerprint=fingerprint(folder, model),
         exactness=str(verdict),
         tokenizer=digest(tokenizer.to_json()),
         kv_tokens=kv_tokens,
+        chat=read_chat_format(folder),
     )
     return ServedModel(model, tokenizer, card, verdict, time.monotonic() - start, kv_tokens)
+
+
+def _stop_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
+    """The model's own, which every request without others gets; so all of them must be ids that it can choose."""
+    stop_ids = read_stop_ids(folder)
+    if stop_ids and max(stop_ids) >= vocab_size:
+        raise CheckpointError(f"{folder}: eos_token_id must be below {vocab_size}, got {max(stop_ids)}")
+    return stop_ids

@@ -1,0 +1,60 @@
+"""What a model is called, and whether others are called the same. It must not know jobs or the engine."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Final
+
+import redis
+
+from minilab_gen.errors import CardError, RequestError
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.cards import ModelCard, announced_card
+from minilab_gen.protocol.jobs import workers_alive
+from minilab_gen.tokenizer import BASE_CHECKPOINT
+
+_log = logging.getLogger(__name__)
+
+_LONGEST_NAME: Final = 64
+"""Characters of a name at most; :func:`~minilab_gen.protocol.keys.check_model_name` has the rule."""
+
+
+def default_name(folder: Path) -> str:
+    """The name of a checkpoint's folder with ``-`` for what a name must not hold; ``base`` for the shipped model."""
+    place = folder.resolve()
+    if place == BASE_CHECKPOINT.resolve():
+        return keys.DEFAULT_MODEL
+    name = re.sub(r"[^A-Za-z0-9_-]+", "-", place.name)[:_LONGEST_NAME].strip("-")
+    if not name:
+        raise RequestError(f"the folder {place} gives no name to announce its model under; choose one with --name")
+    return name
+
+
+def check_namesakes(connection: redis.Redis, card: ModelCard) -> None:
+    """See that no live worker serves another model under this name.
+
+    With another tokenizer the ids of a prompt would mean another text: RequestError. Other weights are only warned of,
+    since a fleet that is upgraded has both for a while, and machines that round differently have both for good.
+    """
+    try:
+        other = announced_card(connection, card.name)
+    except CardError:  # of another version, which cannot be compared
+        return
+    if other is None or other.fingerprint == card.fingerprint:
+        return
+    if not workers_alive(connection, keys.queue_name(card.name)):
+        return
+    if other.tokenizer != card.tokenizer:
+        raise RequestError(
+            f"a live worker serves another model as {card.name}, with another tokenizer; "
+            "give this one a --name of its own, or stop that one first"
+        )
+    _log.warning(
+        "a live worker serves %s with other weights or other rounding, the fingerprint there is %s and here %s: "
+        "which of them answers a job is chance, and neither goes on with what the other began",
+        card.name,
+        other.fingerprint,
+        card.fingerprint,
+    )
