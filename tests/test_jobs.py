@@ -676,3 +676,11 @@ def test_a_result_with_a_gap_is_no_result(connection: redis.Redis) -> None:
 
     with pytest.raises(StreamError, match="token 1 is missing"):
         result(connection, "x")
+
+
+@pytest.mark.parametrize("field", [b"7", b"{}", b'["x", 7]', b"null", b"{", b"\xff", b"[" * 5000])
+def test_a_record_whose_dependencies_rq_could_not_write_back_is_refused(field: bytes) -> None:
+    jobs.check_record({b"dependency_ids": b'["x"]'})
+
+    with pytest.raises(RequestError, match="dependency_ids must be a list of job ids"):
+        jobs.check_record({b"dependency_ids": field})

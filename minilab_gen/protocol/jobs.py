@@ -5,6 +5,7 @@ It must not know torch, nor what happens inside a worker, nor how a job is ended
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 import zlib
@@ -24,7 +25,7 @@ from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.streams import stream_length
-from minilab_gen.request import MAX_SEED, GenerationRequest
+from minilab_gen.request import MAX_SEED, GenerationRequest, shown
 
 EXPIRES_AT: Final = "expires_at"
 """Field of a job's meta: the Unix time after which it must not start."""
@@ -168,14 +169,28 @@ def restored(connection: redis.Redis, job_id: str, record: Any) -> Job:
 
 
 def check_record(record: Mapping[bytes, bytes]) -> None:
-    """Raise RequestError for RQ's record of a job that is larger than any of ours, before RQ inflates or reads it."""
+    """Raise RequestError for RQ's record of a job that is larger than any of ours, or that RQ could not write back.
+
+    To be asked before RQ inflates or reads it.
+    """
     for size in (sum(map(len, record.values())), *(_inflated(record.get(name, b"")) for name in _INFLATED)):
         if size > MAX_PAYLOAD_BYTES:
             raise RequestError(f"a job's record must be at most {MAX_PAYLOAD_BYTES} bytes, inflated or not, got more")
+    waits_for = record.get(b"dependency_ids") or b"[]"
+    if not _is_list_of_text(waits_for):
+        raise RequestError(f"a job's dependency_ids must be a list of job ids, got {shown(waits_for)}")
 
 
 _INFLATED: Final = (b"data", b"exc_info")
 """Fields of a record that RQ inflates when it restores a job."""
+
+
+def _is_list_of_text(field: bytes) -> bool:
+    try:
+        items = json.loads(field)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(items, list) and all(isinstance(item, str) for item in items)
 
 
 def _inflated(field: bytes) -> int:
