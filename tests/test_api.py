@@ -203,7 +203,7 @@ def test_a_waiting_job_is_cancelled_at_once(server: redis.Redis) -> None:
         ([5, 10**9], "got 1000000000 at position 1"),
         ([5] * 100_000, "ids, got 100000"),
         (5, "prompt must be a list of ids, got int"),
-        (None, "prompt must be a list of ids, got NoneType"),
+        (None, "a job must have a prompt or a chat, got neither"),
         (b"ab", "prompt must be a list of ids, got bytes"),
         ({5: 6}, "prompt must be a list of ids, got dict"),
         ("Phileas \ud83d", "prompt must be text of whole characters, got surrogates not allowed at 8"),

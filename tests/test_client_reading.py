@@ -383,7 +383,7 @@ def test_models_are_listed_with_their_workers(connection: redis.Redis) -> None:
     (listed,) = json.loads(client("models", "--json").stdout)
 
     assert (listed["name"], listed["context_length"], listed["workers_alive"]) == ("other", 64, 0)
-    assert client("models").stdout.splitlines()[1].split() == ["other", "64", "2048", "0", "f" * 16, "exact"]
+    assert client("models").stdout.splitlines()[1].split() == ["other", "64", "2048", "no", "0", "f" * 16, "exact"]
 
 
 # output
