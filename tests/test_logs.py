@@ -39,7 +39,7 @@ def burst(server: redis.Redis, small_checkpoint: Path) -> Any:  # the connection
     def burst(*options: str, exit_code: int = 0) -> list[str]:
         command = [sys.executable, "-m", "minilab_worker.cli", "--model", str(small_checkpoint), "--burst"]
         ended = subprocess.run(
-            [*command, "--threads", "1", "--max-batch", "4", *options],
+            [*command, "--name", "base", "--threads", "1", "--max-batch", "4", *options],
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

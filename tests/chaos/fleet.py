@@ -32,18 +32,9 @@ class WorkerProcess:
     """``minilab-worker`` as an operating system sees it."""
 
     def __init__(self, checkpoint: Path, url: str, log: Path, *options: str) -> None:
-        command = [sys.executable, "-m", "minilab_worker.cli", "--model", str(checkpoint), "--redis-url", url]
-        settings = [
-            "--name",
-            keys.DEFAULT_MODEL,
-            "--lease",
-            str(LEASE),
-            "--max-batch",
-            "8",
-            "--threads",
-            "1",
-            "--verbose",
-        ]
+        command = [sys.executable, "-m", "minilab_worker.cli", "--redis-url", url]
+        command += ["--model", str(checkpoint), "--name", keys.DEFAULT_MODEL]
+        settings = ["--lease", str(LEASE), "--max-batch", "8", "--threads", "1", "--verbose"]
         self.log = log
         self.is_asleep = False
         self.may_fail = False
