@@ -76,6 +76,13 @@ class PieceRules:
     dropped_from_first: str = ""
     """What is left out of the first piece of all."""
 
+    def read(self, piece: str) -> str | int:
+        """The text that a piece adds, or the byte that it names."""
+        for sign, text in self.replacements:
+            piece = piece.replace(sign, text)
+        byte = _byte_named(piece) if self.byte_tokens else None
+        return piece if byte is None else byte
+
 
 class PieceDecoder:
     """The decoder of pieces. A row of byte tokens is held back to its end.
@@ -102,12 +109,10 @@ class PieceDecoder:
         if self._is_first:
             piece = piece.replace(self._rules.dropped_from_first, "")
             self._is_first = False
-        for sign, text in self._rules.replacements:
-            piece = piece.replace(sign, text)
-        byte = _byte_named(piece) if self._rules.byte_tokens else None
-        if byte is None:
-            return self._stripped(self._take_bytes() + piece)
-        self._bytes.append(byte)
+        read = self._rules.read(piece)
+        if isinstance(read, str):
+            return self._stripped(self._take_bytes() + read)
+        self._bytes.append(read)
         return ""
 
     def flush(self) -> str:

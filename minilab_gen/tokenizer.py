@@ -82,14 +82,20 @@ class Tokenizer:
         return token_id in self._is_special
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token of a byte-level tokenizer adds to the text; none for special and unknown ones."""
+        """The bytes that a token adds to a text that has begun; none for special tokens and ids without a meaning."""
         known = self._bytes.get(token_id)
         if known is None:
             piece = self._piece(token_id)
             if piece is None:
                 return b""
-            self._bytes[token_id] = known = bytes_of(piece)
+            self._bytes[token_id] = known = self._bytes_of(piece)
         return known
+
+    def _bytes_of(self, piece: str) -> bytes:
+        if self._rules is None:
+            return bytes_of(piece)
+        read = self._rules.read(piece)
+        return read.encode() if isinstance(read, str) else bytes([read])
 
     def _piece(self, token_id: int) -> str | None:
         """A token as the vocabulary spells it; None for special tokens and ids without a meaning."""

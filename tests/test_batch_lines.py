@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from batch_files import asked_model, good_lines, openai, own, read_file, write_lines
-from minilab_client.batch import raw_lines
+from minilab_client.batch import own_form, raw_lines
+from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import BadLine, Line
 from minilab_client.batch.stop_texts import cut
 
+from minilab_gen.chat import ChatFormat
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.results import Answer
 from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
@@ -50,6 +53,19 @@ def test_our_form_has_the_defaults_of_submit(file: Path) -> None:
     assert line_of(file, {"custom_id": "a", "ids": [5, 6], "seed": None, "stop_ids": None}).request.prompt == (5, 6)
 
 
+def test_our_form_takes_a_conversation_for_a_model_that_chats() -> None:
+    base = asked_model()
+    chat = ChatFormat("{{ messages[0].role }}: {{ messages[0].content }}", {"eos_token": "<|im_end|>"})
+    model = AskedModel(replace(base.card, chat=chat), base.tokenizer)
+    prompt = tuple(base.tokenizer.encode("user: Phileas Fogg"))
+
+    for said in ("Phileas Fogg", [{"role": "user", "content": "Phileas Fogg"}]):
+        asked = own_form.read({"custom_id": "a", "chat": said}, model)
+        assert (asked.prompt, asked.stop_ids) == (prompt, (0, 2))
+        given = own_form.read({"custom_id": "a", "chat": said, "stop_ids": [5]}, model)
+        assert list(given.stop_ids) == [5]
+
+
 def test_openais_form_has_its_defaults(file: Path) -> None:
     request = line_of(file, openai("a", seed=3)).request
 
@@ -82,8 +98,10 @@ def test_openais_form_takes_its_names_and_two_of_vllm(file: Path) -> None:
         ({"custom_id": "", "prompt": "b"}, "custom_id must be a text of 1 to 512 characters, got ''"),
         ({"custom_id": "a" * 513, "prompt": "b"}, "custom_id must be a text of 1 to 512 characters"),
         ('{"custom_id": "\\ud800", "prompt": "b"}', "custom_id must hold whole characters"),
-        ({"custom_id": "a"}, "a line must have either prompt or ids, got neither"),
-        (own("a", ids=[5]), "a line must have either prompt or ids, got both"),
+        ({"custom_id": "a", "chat": "Hello"}, "the model base has no chat template"),
+        ({"custom_id": "a", "chat": 5}, "a conversation must be a text or a list of messages, got int"),
+        ({"custom_id": "a"}, "a line must have one of prompt, chat, ids, got none"),
+        (own("a", ids=[5]), "a line must have one of prompt, chat, ids, got prompt and ids"),
         (own("a", temprature=1), "got 'temprature'"),
         (own("a", "b" * 1_000_001), "prompt must be at most 1000000 characters long"),
         (own("a", "ou " * 200), "prompt must hold 1 to 127 ids, got "),

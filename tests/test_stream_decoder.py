@@ -125,6 +125,15 @@ def test_a_unigram_answer_begins_a_text_only_where_its_prompt_has_none(prompt: l
     assert "".join(streamed(decoder, ids_of("unigram", "▁", "l"))) == text
 
 
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_token_knows_the_bytes_that_it_adds_to_a_text(kind: str) -> None:
+    prompt, answer = ours(kind).encode("la maison"), ours(kind).encode("Phileas Fogg 😀" if kind != "unigram" else "la")
+
+    joined = b"".join(map(ours(kind).token_bytes, answer))
+
+    assert joined.decode() == "".join(streamed(ours(kind).decoder(prompt), answer))
+
+
 # Bytes that are tokens
 
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import redis
 
-from minilab_gen.api import prompt_ids
+from minilab_gen.api import chat_prompt, prompt_ids
+from minilab_gen.chat import Conversation
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
 from minilab_gen.request import shown
@@ -32,9 +33,14 @@ class AskedModel:
             raise RequestError(f"{name} must be a text, got {shown(text)}")
         return tuple(prompt_ids(text, self.tokenizer))
 
+    def chat(self, said: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The ids of what was said to the model, and the ids that end its answer. Raises RequestError."""
+        ids, ends = chat_prompt(Conversation.of(said), self.card, self.tokenizer)
+        return tuple(ids), tuple(ends)
+
     def stop_id_of(self, text: str) -> int | None:
         """The one token that is exactly this text, or the special token of this name; None where there is none."""
-        ids = self.tokenizer.encode(text)
+        ids = self.tokenizer.encode(text, bare=True)
         if len(ids) != 1:
             return None
         is_it = self.tokenizer.token_bytes(ids[0]) == text.encode() or self.tokenizer.token_id(text) == ids[0]

@@ -10,8 +10,11 @@ from minilab_gen.errors import RequestError
 from minilab_gen.protocol.results import Answer
 from minilab_gen.request import DEFAULT_MAX_NEW_TOKENS, shown
 
+_PROMPTS: Final = ("prompt", "chat", "ids")
+"""What the model is to go on with, in one of three forms."""
+
 _FIELDS: Final = (
-    *("custom_id", "prompt", "ids"),
+    *("custom_id", *_PROMPTS),
     *("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_ids"),
 )
 
@@ -22,14 +25,15 @@ def read(fields: dict[str, Any], model: AskedModel) -> Asked:
     if unknown:
         raise RequestError(f"a line may have the fields {', '.join(_FIELDS)}, got {shown(unknown[0])}")
     stop_ids = fields.get("stop_ids")
+    prompt, own_stop_ids = _prompt(fields, model)
     return Asked(
-        prompt=_prompt(fields, model),
+        prompt=prompt,
         max_new_tokens=fields.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
         temperature=fields.get("temperature", 0.0),
         top_k=fields.get("top_k"),
         top_p=fields.get("top_p"),
         seed=fields.get("seed"),
-        stop_ids=model.card.stop_ids if stop_ids is None else stop_ids,
+        stop_ids=own_stop_ids if stop_ids is None else stop_ids,
     )
 
 
@@ -47,11 +51,16 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
     }
 
 
-def _prompt(fields: dict[str, Any], model: AskedModel) -> tuple[int, ...]:
-    if ("prompt" in fields) == ("ids" in fields):
-        raise RequestError(f"a line must have either prompt or ids, got {'both' if 'prompt' in fields else 'neither'}")
+def _prompt(fields: dict[str, Any], model: AskedModel) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ids to go on with, and those that end the answer where the line names none."""
+    given = [name for name in _PROMPTS if name in fields]
+    if len(given) != 1:
+        came = " and ".join(given) or "none"
+        raise RequestError(f"a line must have one of {', '.join(_PROMPTS)}, got {came}")
+    if "chat" in fields:
+        return model.chat(fields["chat"])
     if "prompt" in fields:
-        return model.ids_of("prompt", fields["prompt"])
+        return model.ids_of("prompt", fields["prompt"]), model.card.stop_ids
     if not isinstance(fields["ids"], list):
         raise RequestError(f"ids must be a list of token ids, got {shown(fields['ids'])}")
-    return tuple(fields["ids"])
+    return tuple(fields["ids"]), model.card.stop_ids
