@@ -9,14 +9,13 @@ import click
 import redis
 
 from minilab_client import parameters
-from minilab_client.completion import complete_models
 from minilab_client.exit_codes import ExitCode
+from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option
 from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_client.submitted import follow_submitted, tell_submitted
 from minilab_gen.api import build_request
 from minilab_gen.chat import Conversation
-from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import (
@@ -128,15 +127,7 @@ class _Asked:
     help=f"A token that ends the text; up to {MAX_STOP_IDS} times. Default: the model's own.",
 )
 @click.option("--job-id", type=parameters.job_id, metavar="JOB", help="The id to give the job. Default: a new one.")
-@click.option(
-    "--timeout",
-    type=parameters.whole_number,
-    default=str(keys.DEFAULT_TIMEOUT),
-    metavar="SECONDS",
-    envvar="MINILAB_TIMEOUT",
-    show_envvar=True,
-    help=f"How long the job may run. Default: {keys.DEFAULT_TIMEOUT}.",
-)
+@timeout_option
 @click.option(
     "--ttl",
     type=parameters.whole_number,
@@ -145,33 +136,9 @@ class _Asked:
     show_envvar=True,
     help="How long the job may wait for a worker. Default: for ever.",
 )
-@click.option(
-    "--priority",
-    type=click.Choice(keys.PRIORITIES),
-    default="normal",
-    show_default=True,
-    envvar="MINILAB_PRIORITY",
-    show_envvar=True,
-    help="Jobs of a higher priority are taken first.",
-)
-@click.option(
-    "--model",
-    shell_complete=complete_models,
-    default=keys.DEFAULT_MODEL,
-    metavar="NAME",
-    show_default=True,
-    envvar="MINILAB_MODEL",
-    show_envvar=True,
-    help="The model to ask; `minilab-client models` lists them.",
-)
-@click.option(
-    "--max-queued",
-    type=parameters.whole_number_from_1,
-    metavar="N",
-    envvar="MINILAB_MAX_QUEUED",
-    show_envvar=True,
-    help="Refuse the job when N or more already wait. Default: no bound.",
-)
+@priority_option("normal")
+@model_option
+@max_queued_option("Refuse the job when N or more already wait. Default: no bound.")
 @click.option("--follow", "follows", is_flag=True, help="Print the text as it comes; the job id goes to stderr.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event.")
 @redis_url_option

@@ -20,8 +20,8 @@ from minilab_client.batch.run import Batch
 from minilab_client.batch.tally import Tally
 from minilab_client.batch.waiting import WaitingNotes
 from minilab_client.batch.whole_lines import beside
-from minilab_client.completion import complete_models
 from minilab_client.exit_codes import ExitCode
+from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option
 from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_gen.protocol import keys
@@ -61,42 +61,10 @@ for each that runs, so that it never waits for a look at those that have ended."
     metavar="N",
     help=f"Jobs that wait or run at a time. Default: {IN_FLIGHT}; four times the places of all workers is good.",
 )
-@click.option(
-    "--timeout",
-    type=parameters.whole_number,
-    default=str(keys.DEFAULT_TIMEOUT),
-    metavar="SECONDS",
-    envvar="MINILAB_TIMEOUT",
-    show_envvar=True,
-    help=f"How long each job may run. Default: {keys.DEFAULT_TIMEOUT}.",
-)
-@click.option(
-    "--priority",
-    type=click.Choice(keys.PRIORITIES),
-    default="low",
-    show_default=True,
-    envvar="MINILAB_PRIORITY",
-    show_envvar=True,
-    help="Jobs of a higher priority are taken first.",
-)
-@click.option(
-    "--model",
-    shell_complete=complete_models,
-    default=keys.DEFAULT_MODEL,
-    metavar="NAME",
-    show_default=True,
-    envvar="MINILAB_MODEL",
-    show_envvar=True,
-    help="The model to ask; `minilab-client models` lists them.",
-)
-@click.option(
-    "--max-queued",
-    type=parameters.whole_number_from_1,
-    metavar="N",
-    envvar="MINILAB_MAX_QUEUED",
-    show_envvar=True,
-    help="Wait while N or more jobs are in the queue. Default: no bound but --in-flight.",
-)
+@timeout_option
+@priority_option("low")
+@model_option
+@max_queued_option("Wait while N or more jobs are in the queue. Default: no bound but --in-flight.")
 @click.option("--quiet", "-q", is_flag=True, help="Say only what goes wrong.")
 @redis_url_option
 @pass_settings

@@ -1,0 +1,61 @@
+"""Options that say how jobs are put into a queue, for each command that submits some. It must not know what they ask."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from minilab_client import parameters
+from minilab_client.completion import complete_models
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.keys import Priority
+
+_Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+model_option: _Option = click.option(
+    "--model",
+    shell_complete=complete_models,
+    default=keys.DEFAULT_MODEL,
+    metavar="NAME",
+    show_default=True,
+    envvar="MINILAB_MODEL",
+    show_envvar=True,
+    help="The model to ask; `minilab-client models` lists them.",
+)
+
+timeout_option: _Option = click.option(
+    "--timeout",
+    type=parameters.whole_number,
+    default=str(keys.DEFAULT_TIMEOUT),
+    metavar="SECONDS",
+    envvar="MINILAB_TIMEOUT",
+    show_envvar=True,
+    help=f"How long a job may run. Default: {keys.DEFAULT_TIMEOUT}.",
+)
+
+
+def priority_option(default: Priority) -> _Option:
+    """``--priority``, with what a command's jobs have where nobody says it."""
+    return click.option(
+        "--priority",
+        type=click.Choice(keys.PRIORITIES),
+        default=default,
+        show_default=True,
+        envvar="MINILAB_PRIORITY",
+        show_envvar=True,
+        help="Jobs of a higher priority are taken first.",
+    )
+
+
+def max_queued_option(what_happens: str) -> _Option:
+    """``--max-queued``, with what a command does when there are as many."""
+    return click.option(
+        "--max-queued",
+        type=parameters.whole_number_from_1,
+        metavar="N",
+        envvar="MINILAB_MAX_QUEUED",
+        show_envvar=True,
+        help=what_happens,
+    )
