@@ -1,4 +1,4 @@
-"""Options that say how jobs are put into a queue, for each command that submits some. It must not know what they ask."""
+"""Options that say how jobs are put into a queue, for each command that submits. It must not know what they ask."""
 
 from __future__ import annotations
 
