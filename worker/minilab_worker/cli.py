@@ -18,6 +18,7 @@ from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.tokenizer import BASE_CHECKPOINT
 from minilab_worker import logs
+from minilab_worker.health import health, lease_file_option, write_name
 from minilab_worker.logs import LogFormat
 from minilab_worker.namesakes import check_namesakes, default_name
 from minilab_worker.patience import REDIS_PATIENCE
@@ -64,6 +65,7 @@ step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs 
     "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics here; 0 takes a free port."
 )
 @click.option("--metrics-host", default="127.0.0.1", help="Address of this machine on which to serve them.")
+@lease_file_option()
 @click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="text", help="How log lines look.")
 @click.option("--log-text", is_flag=True, help="Write the text of each answer into the log.")
 @click.option("--verbose", "-v", is_flag=True, help="Say on stderr what becomes of each job.")
@@ -85,6 +87,7 @@ def program(
     grace: float,
     metrics_port: int | None,
     metrics_host: str,
+    lease_file: Path | None,
     log_format: LogFormat,
     log_text: bool,
     verbose: bool,
@@ -101,6 +104,7 @@ def program(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is loaded, which is next
     name = keys.check_model_name(name or default_name(model))
+    write_name(lease_file, "")  # whoever asks shall not be told of a predecessor, whose lease may outlive it
     with ExitStack() as stack:
         server = None
         if metrics_port is not None:
@@ -118,6 +122,7 @@ def program(
         with closing(connect(redis_url, wait=REDIS_PATIENCE)) as connection:
             check_namesakes(connection, served.card)
         worker = Worker(settings, served)
+        write_name(lease_file, worker.name)
         if server is not None:
             from minilab_worker.metrics import WorkerMetrics
 
@@ -127,6 +132,7 @@ def program(
 
 
 program.add_command(redis_group)
+program.add_command(health)
 
 
 def _serve(worker: Worker) -> None:
@@ -141,7 +147,7 @@ def _serve(worker: Worker) -> None:
 def main() -> None:
     """Run the program; each kind of error has its exit code."""
     try:
-        program(prog_name="minilab-worker", standalone_mode=False)
+        sys.exit(program(prog_name="minilab-worker", standalone_mode=False))  # what a command gave to `ctx.exit`
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
@@ -152,7 +158,7 @@ def main() -> None:
         known = {RedisUnavailableError: _NO_REDIS, RequestError: _BAD_USAGE, CheckpointError: _BAD_USAGE}
         sys.exit(known.get(type(error), _FAILED))
     except redis.RedisError as error:
-        logs.say_error(f"Redis failed as the worker started: {error}")
+        logs.say_error(f"Redis failed: {error}")
         sys.exit(_NO_REDIS)
     except Exception:  # noqa: BLE001 - it ends the program all the same, with a line of the log as everything else
         _log.critical("the worker failed", exc_info=True)

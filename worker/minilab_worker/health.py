@@ -1,0 +1,59 @@
+"""``minilab-worker health``: whether the worker of this container or machine holds its lease.
+
+It must not know models or jobs. A worker that is started again has another name than before, so that nobody takes it
+for its predecessor, whose lease may still be there. It writes its name into a file, where the check finds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import click
+
+from minilab_gen.errors import MiniLabError
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.connection import connect
+
+
+def lease_file_option(*, required: bool = False) -> Callable[..., Any]:
+    """The option that the worker and the check share."""
+    return click.option(
+        "--lease-file",
+        type=click.Path(path_type=Path),
+        envvar="MINILAB_LEASE_FILE",
+        required=required,
+        help="File in which `minilab-worker health` finds the worker's name.",
+    )
+
+
+def write_name(lease_file: Path | None, worker: str) -> None:
+    """Write a worker's name into its lease file, if it is to have one. Raises MiniLabError where that cannot be."""
+    if lease_file is None:
+        return
+    try:
+        lease_file.write_text(worker, encoding="utf-8")
+    except OSError as error:
+        raise MiniLabError(f"--lease-file must be a file that can be written, got {lease_file}: {error}") from error
+
+
+@click.command()
+@lease_file_option(required=True)
+@click.option("--redis-url", envvar="MINILAB_REDIS_URL", help="The Redis that the worker serves from.")
+def health(lease_file: Path, redis_url: str | None) -> None:
+    """Say whether the worker with this lease file serves.
+
+    Exit codes: 0 it holds its lease, 1 it does not or there is none, 4 no Redis.
+    """
+    try:
+        worker = lease_file.read_text(encoding="utf-8")
+    except OSError as error:
+        raise MiniLabError(f"no worker serves here: {error}") from error
+    if not worker:
+        raise MiniLabError(f"no worker serves here yet: {lease_file} is empty")
+    with closing(connect(redis_url)) as connection:
+        if not connection.exists(keys.worker_lease(worker)):
+            raise MiniLabError(f"{worker} holds no lease: it has ended or stands still")
+    click.echo(f"{worker} holds its lease")
