@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -116,7 +117,10 @@ def read_model(
 
 
 def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) -> None:
-    """Write a folder that :func:`read_model` and the transformers library open alike. The model must not be packed."""
+    """Write a folder that :func:`read_model` and the transformers library open alike. The model must not be packed.
+
+    Whoever may read its config may read its weights, a worker under a user of its own for instance.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     end_of_text = tokenizer.token_id(END_OF_TEXT)
     content = {
@@ -128,6 +132,7 @@ def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) ->
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
     save_file(_tensors_to_store(model), folder / SINGLE_FILE, metadata={"format": "pt"})
+    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)  # safetensors lets nobody but the owner read
 
 
 def fingerprint(folder: Path, model: MiniLabModel) -> str:

@@ -108,6 +108,12 @@ def test_a_checkpoint_gives_back_the_same_weights_and_logits(tmp_path: Path, sha
     assert torch.equal(logits_of(tmp_path), model.freeze()(ids_of(1, 9))[0])
 
 
+def test_weights_may_be_read_by_whoever_may_read_the_config(checkpoint: Path) -> None:
+    config, weights = (checkpoint / name for name in ("config.json", "model.safetensors"))
+
+    assert weights.stat().st_mode == config.stat().st_mode
+
+
 def test_tied_embeddings_are_stored_once(tmp_path: Path) -> None:
     write_random(tmp_path, replace(EIGHT_TO_ONE, tied_embeddings=True))
 

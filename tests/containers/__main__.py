@@ -1,0 +1,67 @@
+"""``python -m containers``: build, run, break, check, take away. It must not know what is checked."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import click
+
+from containers import engine
+from containers.course import Course
+from containers.project import Project, find_compose, version_of
+
+
+def _teller() -> Callable[[str], None]:
+    """Something that prints lines with the seconds since now."""
+    began = time.monotonic()
+    return lambda line: click.echo(f"[{time.monotonic() - began:5.1f} s] {line}")
+
+
+def _skip(why: str) -> None:
+    click.echo(f"compose-test: SKIPPED, nothing was checked: {why}")
+    sys.exit(0)
+
+
+@click.command()
+@click.option("--compose", envvar="COMPOSE", help='"docker compose" or "docker-compose"; by default what is there.')
+def main(compose: str | None) -> None:
+    """Run the containers as a user does, break things, and check that no token is missing or doubled.
+
+    Without Docker it says so, and exits with code 0.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is taken away
+    if (why := engine.complaint()) is not None:
+        _skip(f"no Docker engine answers: {why}")
+    kind = compose or find_compose()
+    if kind is None:
+        _skip("neither `docker compose` nor `docker-compose` is here")
+        return
+    version = version_of(kind)
+    if version is None:
+        raise click.UsageError(f"COMPOSE must be a command that runs, got {kind!r}")
+    click.echo(f"{kind} {version}, {os.cpu_count()} cores")
+    # Few places and one thread: two workers, each with some of forty jobs, on whatever machine.
+    project = Project(kind, MINILAB_MAX_BATCH="8", MINILAB_THREADS="1")
+    say = _teller()
+    with tempfile.TemporaryDirectory(prefix="minilab-containers-") as folder:
+        model = Path(folder, "model")
+        model.mkdir()
+        with project:
+            try:
+                Course(project, model, say).run()
+            except BaseException:
+                click.echo(project.attempt("logs", "--no-color", "--tail", "40").stdout, err=True)
+                raise
+    left = project.left_over()
+    say(f"taken away; left over: {', '.join(left) or 'nothing'}")
+    sys.exit(1 if left else 0)
+
+
+if __name__ == "__main__":
+    main()
