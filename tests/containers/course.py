@@ -92,8 +92,9 @@ class Course:
         assert "No module named 'torch'" in attempt(python).stderr, "the client's image must hold no torch"
 
     def _start_workers_before_redis(self) -> None:
-        self._project.run("up", "-d", "--no-deps", "worker")
+        self._project.run("up", "--no-start")
         (worker,) = self._workers()
+        worker.start()
         wait_until(lambda: "for Redis at redis://redis:6379" in worker.said, LIMIT, _PAUSE)
         began = time.monotonic()
         self._project.run("up", "-d")
