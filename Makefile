@@ -16,12 +16,15 @@ ARGS ?=
 # How many runs `make chaos` makes, half a minute each.
 SEEDS ?= 20
 
+# What `make compose-test` runs: "docker compose" or "docker-compose"; empty, what is there.
+COMPOSE ?=
+
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench chaos pictures check format lint types contracts setup
+.PHONY: help demo test bench chaos compose-test pictures check format lint types contracts setup
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.worker  ## watch a sentence grow token by token; leaves nothing running
 	@$(BIN)/python -m minilab_worker.demo
@@ -39,6 +42,9 @@ bench: $(VENV)/.worker  ## measure exactness, speed and where the time goes; pee
 
 chaos: $(VENV)/.dev  ## kill, pause and cut off everything around a service under load (SEEDS=20)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seeds $(SEEDS)
+
+compose-test: $(VENV)/.dev  ## build the containers and do the same to them, where there is Docker (COMPOSE=docker-compose)
+	@PYTHONPATH=tests COMPOSE='$(COMPOSE)' $(BIN)/python -m containers
 
 pictures: $(VENV)/.worker  ## make docs/session.svg and docs/watch.svg again, of real runs
 	@$(BIN)/python docs/pictures.py

@@ -23,11 +23,6 @@ def _teller() -> Callable[[str], None]:
     return lambda line: click.echo(f"[{time.monotonic() - began:5.1f} s] {line}")
 
 
-def _skip(why: str) -> None:
-    click.echo(f"compose-test: SKIPPED, nothing was checked: {why}")
-    sys.exit(0)
-
-
 @click.command()
 @click.option("--compose", envvar="COMPOSE", help='"docker compose" or "docker-compose"; by default what is there.')
 def main(compose: str | None) -> None:
@@ -36,31 +31,36 @@ def main(compose: str | None) -> None:
     Without Docker it says so, and exits with code 0.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is taken away
-    if (why := engine.complaint()) is not None:
-        _skip(f"no Docker engine answers: {why}")
+    why_not = engine.complaint()
     kind = compose or find_compose()
-    if kind is None:
-        _skip("neither `docker compose` nor `docker-compose` is here")
+    if why_not is None and kind is None:
+        why_not = "neither `docker compose` nor `docker-compose` is here"
+    if why_not is not None or kind is None:
+        click.echo(f"compose-test: SKIPPED, nothing was checked: {why_not}")
         return
     version = version_of(kind)
     if version is None:
         raise click.UsageError(f"COMPOSE must be a command that runs, got {kind!r}")
     click.echo(f"{kind} {version}, {os.cpu_count()} cores")
+    sys.exit(0 if _is_sound(kind) else 1)
+
+
+def _is_sound(kind: str) -> bool:
+    """Whether all went well and nothing is left over. Raises what the course raises."""
+    say = _teller()
     # Few places and one thread: two workers, each with some of forty jobs, on whatever machine.
     project = Project(kind, MINILAB_MAX_BATCH="8", MINILAB_THREADS="1")
-    say = _teller()
-    with tempfile.TemporaryDirectory(prefix="minilab-containers-") as folder:
+    with tempfile.TemporaryDirectory(prefix="minilab-containers-") as folder, project:
         model = Path(folder, "model")
         model.mkdir()
-        with project:
-            try:
-                Course(project, model, say).run()
-            except BaseException:
-                click.echo(project.attempt("logs", "--no-color", "--tail", "40").stdout, err=True)
-                raise
+        try:
+            Course(project, model, say).run()
+        except BaseException:
+            click.echo(project.attempt("logs", "--no-color", "--tail", "40").stdout, err=True)
+            raise
     left = project.left_over()
     say(f"taken away; left over: {', '.join(left) or 'nothing'}")
-    sys.exit(1 if left else 0)
+    return not left
 
 
 if __name__ == "__main__":

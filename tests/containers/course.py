@@ -71,25 +71,15 @@ class Course:
     def _build(self) -> None:
         began = time.monotonic()
         self._project.run("build", "worker", "client")
-        seconds = time.monotonic() - began
-        self._say(f"{seconds:.0f} s to build")
+        self._say(f"{time.monotonic() - began:.0f} s to build")
         (base,) = re.findall(r"^FROM (\S+)", (ROOT / "client" / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
-        below = image_size(base)
-        above = {service: image_size(self._project.image(service)) - below for service in ("client", "worker")}
+        images = {service: self._project.image(service) for service in ("client", "worker")}
+        above = {service: image_size(image) - image_size(base) for service, image in images.items()}
         sizes = ", ".join(f"{service} {size / 1e6:.0f} MB" for service, size in above.items())
         self._say(f"images without their base ({base}): {sizes}")
         assert above["client"] <= MOST_CLIENT_BYTES, f"the client's must be at most {MOST_CLIENT_BYTES / 1e6:.0f} MB"
-        python = [
-            "docker",
-            "run",
-            "--rm",
-            "--entrypoint",
-            "python",
-            self._project.image("client"),
-            "-c",
-            "import torch",
-        ]
-        assert "No module named 'torch'" in attempt(python).stderr, "the client's image must hold no torch"
+        python = ["docker", "run", "--rm", "--entrypoint", "python", images["client"]]
+        assert "No module named 'torch'" in attempt([*python, "-c", "import torch"]).stderr
 
     def _start_workers_before_redis(self) -> None:
         self._project.run("up", "--no-start")
@@ -123,6 +113,8 @@ class Course:
         self._jobs.watch("client-job", self._request)
         listed = json.loads(self._project.client("workers", "--json").stdout)
         assert [worker["alive"] for worker in listed] == [True], listed
+        examined = self._project.client("doctor")
+        assert examined.returncode == 0, examined
         lost = self._project.client("--redis-url", "redis://nowhere:6379", "jobs")
         assert lost.returncode == 4, lost
         assert "error: no Redis answers at redis://nowhere:6379: " in lost.stderr, lost

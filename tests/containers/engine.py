@@ -60,16 +60,8 @@ class Container:
         return run(["docker", "inspect", "--format", template, self.id]).strip()
 
     @property
-    def is_running(self) -> bool:
-        return self.inspect("{{.State.Running}}") == "true"
-
-    @property
     def is_healthy(self) -> bool:
         return self.inspect("{{.State.Health.Status}}") == "healthy"
-
-    @property
-    def exit_code(self) -> int:
-        return int(self.inspect("{{.State.ExitCode}}"))
 
     @property
     def restarts(self) -> int:
