@@ -20,7 +20,7 @@ def test_compose_waits_longer_for_a_worker_than_it_takes_to_drain() -> None:
     (seconds,) = re.findall(r"stop_grace_period: (\d+)s", worker)
 
     assert isinstance(grace, float)
-    assert int(seconds) >= grace + 5, "to put back what has not ended, and to say goodbye, takes a moment"
+    assert int(seconds) >= 2 * grace, "to give back what has not ended takes a while on a loaded machine"
 
 
 def test_compose_test_without_an_engine_says_so_in_a_line_and_ends_well() -> None:
