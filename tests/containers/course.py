@@ -36,6 +36,7 @@ services:
   worker:
     environment:
       MINILAB_CHECKPOINT: /model
+      MINILAB_NAME: base
     volumes:
       - {folder}:/model:ro
 """

@@ -138,7 +138,7 @@ program.add_command(health)
 
 def _serve(worker: Worker) -> None:
     worker.stop_on_signals()
-    gc.freeze()  # what is loaded stays: no use in searching it for garbage again, not even in the half second at the end
+    gc.freeze()  # what is loaded stays; to search it for garbage at the end takes half a second of a core
     try:
         worker.serve()
     finally:
