@@ -162,25 +162,6 @@ def test_a_job_that_others_began_counts_as_resumed_and_gives_no_first_token(
     assert seen["minilab_time_to_first_token_seconds_count"] == seen["minilab_queue_wait_seconds_count"] == 0
 
 
-def test_a_worker_that_leaves_at_once_counts_what_it_gives_back(
-    server: redis.Redis, start_worker: StartWorker, show: Callable[[Worker], str]
-) -> None:
-    worker = start_worker()
-    url = show(worker)
-    for number in range(200):
-        enqueue(server, GenerationRequest((number,), 60), Submission())
-    wait_until(lambda: worker.done)
-
-    worker.stop()
-    worker.stop()
-    wait_until(lambda: not server.exists(keys.worker_lease(worker.name)))
-
-    seen = Scrape(url)
-    ended = sum(value for (name, _), value in seen.series.items() if name == "minilab_jobs_ended_total")
-    assert seen["minilab_jobs_given_back_total"] > 0
-    assert seen["minilab_jobs_started_total"] == ended + seen["minilab_jobs_given_back_total"]
-
-
 def test_the_depth_of_each_queue_is_what_waits_in_it(server: redis.Redis) -> None:
     priorities: list[keys.Priority] = ["high", "low", "low"]
     for priority in priorities:

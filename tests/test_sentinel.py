@@ -11,8 +11,7 @@ import pytest
 import redis
 from chaos.fleet import Fleet
 from chaos.server import BINARY, Server
-from own_service import LIMIT, LONG, OwnService, answers
-from waiting import wait_until
+from own_service import LONG, OwnService
 from watched_redis import SERVICE, WatchedRedis
 
 import minilab_gen
@@ -52,7 +51,8 @@ def test_sentences_go_on_at_the_new_master(watched: WatchedRedis, service: OwnSe
         watched.fail_over()
     else:
         watched.kill(old)
-    wait_until(lambda: watched.master != old and answers(service.connection), LIMIT)
+    watched.wait_for_another_master(old)
+    service.connection.connection_pool.disconnect()  # it may still lead to the old one, which answers
 
     for job_id in jobs:
         service.wait_for_status(job_id, "finished")
@@ -68,7 +68,7 @@ def test_a_master_that_comes_back_as_a_replica_is_not_written_to(watched: Watche
     service.fleet.start_and_wait()
     old = watched.master
     watched.kill(old)
-    wait_until(lambda: watched.master != old and answers(service.connection), LIMIT)
+    watched.wait_for_another_master(old)
 
     watched.start_node(old)
     watched.wait_for_replicas()

@@ -83,6 +83,10 @@ class WatchedRedis:
         with _client(self.sentinels[0]) as sentinel:
             sentinel.sentinel_failover(SERVICE)
 
+    def wait_for_another_master(self, old: int) -> None:
+        """Until the Sentinels name another and nothing can be written to the old one any more."""
+        wait_until(lambda: self.master != old and not _is_master(old), LIMIT)
+
     def connect(self) -> redis.Redis:
         """A connection to the present master, as programs make it. The caller closes it."""
         return connect(self.url, wait=LIMIT)
@@ -118,6 +122,12 @@ def _client(port: int) -> redis.Redis:
 def _answers(client: redis.Redis) -> bool:
     with contextlib.suppress(redis.RedisError):
         return bool(client.ping())
+    return False
+
+
+def _is_master(port: int) -> bool:
+    with _client(port) as client, contextlib.suppress(redis.RedisError):
+        return bool(client.info("replication")["role"] == "master")
     return False
 
 

@@ -262,4 +262,4 @@ class Worker:
                 self._places.wait(timeout=_SHORT_PAUSE)
         if self._given_back:
             self._insist(lambda: self._takeover.put_back(self._given_back))
-        _log.info("%s has left: %d jobs ended, %d given back", self.name, self.done, len(self._given_back))
+        _log.info("%s has left: %d jobs ended, %d given back", self.name, self.done, self.tally.given_back)
