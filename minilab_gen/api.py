@@ -17,7 +17,13 @@ from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
 from minilab_gen.protocol.jobs import JobState, Submission
 from minilab_gen.protocol.keys import Priority
-from minilab_gen.request import DEFAULT_MAX_NEW_TOKENS, GenerationRequest, SamplingSettings, check_text
+from minilab_gen.request import (
+    DEFAULT_CHAT_TOKENS,
+    DEFAULT_MAX_NEW_TOKENS,
+    GenerationRequest,
+    SamplingSettings,
+    check_text,
+)
 from minilab_gen.tokenizer import Tokenizer
 
 
@@ -25,7 +31,7 @@ def submit(
     prompt: str | Sequence[int] | None = None,
     *,
     chat: str | Sequence[Mapping[str, str]] | None = None,
-    max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS,
+    max_new_tokens: int | None = None,
     temperature: float = 0.0,
     top_k: int | None = None,
     top_p: float | None = None,
@@ -41,19 +47,26 @@ def submit(
     """Enqueue one job and return its id.
 
     ``prompt`` is a text or token ids. In its place ``chat`` is what the user says to a model that has a chat template,
-    or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``. A sampled job without a ``seed`` draws
-    one. ``stop_ids`` are by default the model's own. ``timeout`` and ``ttl`` are seconds: of running, and of waiting.
-    Raises RequestError for what can never run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
+    or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``. ``max_new_tokens`` are by default 64, in a
+    chat 1024. A sampled job without a ``seed`` draws one. ``stop_ids`` are by default the model's own. ``timeout`` and
+    ``ttl`` are seconds: of running, and of waiting. Raises RequestError for what can never run, UnknownModelError,
+    DuplicateJobError, RedisUnavailableError.
     """
     settings = SamplingSettings(temperature, top_k, top_p, 0 if seed is None else seed)
     submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
     asked = _asked(prompt, chat)
     with closing(connect(redis_url)) as connection:
-        request = build_request(connection, asked, max_new_tokens, settings, seed is None, stop_ids, model)
+        most = default_max_new_tokens(asked) if max_new_tokens is None else max_new_tokens
+        request = build_request(connection, asked, most, settings, seed is None, stop_ids, model)
         try:
             return jobs.enqueue(connection, request, submission)
         finally:
             jobs.let_go(connection)
+
+
+def default_max_new_tokens(prompt: str | Sequence[int] | Conversation) -> int:
+    """How many tokens may follow where nothing is said."""
+    return DEFAULT_CHAT_TOKENS if isinstance(prompt, Conversation) else DEFAULT_MAX_NEW_TOKENS
 
 
 def build_request(

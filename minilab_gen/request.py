@@ -30,6 +30,9 @@ ten times as many took 18 s and 1.7 GB."""
 
 DEFAULT_MAX_NEW_TOKENS = 64
 
+DEFAULT_CHAT_TOKENS = 1024
+"""The same for an answer in a conversation, which ends by itself: more than nearly all of them take."""
+
 MAX_NEW_TOKENS = 2**63 - 1
 """As good as no bound, since the context ends every answer; it keeps numbers to what JSON and Redis can carry."""
 

@@ -61,7 +61,7 @@ def test_our_form_takes_a_conversation_for_a_model_that_chats() -> None:
 
     for said in ("Phileas Fogg", [{"role": "user", "content": "Phileas Fogg"}]):
         asked = own_form.read({"custom_id": "a", "chat": said}, model)
-        assert (asked.prompt, asked.stop_ids) == (prompt, (0, 2))
+        assert (asked.prompt, asked.max_new_tokens, asked.stop_ids) == (prompt, 1024, (0, 2))
         given = own_form.read({"custom_id": "a", "chat": said, "stop_ids": [5]}, model)
         assert list(given.stop_ids) == [5]
 

@@ -212,6 +212,21 @@ def test_a_chat_that_cannot_be_is_refused(arguments: tuple[str, ...], message: s
     assert message in result.stderr
 
 
+@pytest.mark.usefixtures("two_models")
+def test_an_answer_in_a_chat_may_be_longer_than_another_unless_a_number_is_given(server: redis.Redis) -> None:
+    def longest(*arguments: str) -> int:
+        job_id = client("submit", *arguments, "--model", "chatty").stdout.strip()
+        return request_of(fetch(server, job_id)).max_new_tokens
+
+    assert (longest("Hello"), longest("--chat", "Hello"), longest("--chat", "Hello", "--max-new-tokens", "7")) == (
+        64,
+        1024,
+        7,
+    )
+    job_id = minilab_gen.submit(chat="Hello", model="chatty")
+    assert request_of(fetch(server, job_id)).max_new_tokens == 1024
+
+
 def test_a_job_has_either_a_prompt_or_a_chat(server: redis.Redis) -> None:
     with pytest.raises(RequestError, match="got both"):
         minilab_gen.submit("Phileas Fogg", chat="Hello")

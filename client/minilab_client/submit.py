@@ -14,11 +14,12 @@ from minilab_client.job_options import max_queued_option, model_option, priority
 from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_client.submitted import follow_submitted, tell_submitted
-from minilab_gen.api import build_request
+from minilab_gen.api import build_request, default_max_new_tokens
 from minilab_gen.chat import Conversation
 from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import (
+    DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
     MAX_PROMPT_CHARACTERS,
     MAX_STOP_IDS,
@@ -79,11 +80,11 @@ class _Asked:
 @click.option(
     "--max-new-tokens",
     type=parameters.whole_number,
-    default=str(DEFAULT_MAX_NEW_TOKENS),
     metavar="N",
     envvar="MINILAB_MAX_NEW_TOKENS",
     show_envvar=True,
-    help=f"The most tokens that may follow; the model's context may leave fewer. Default: {DEFAULT_MAX_NEW_TOKENS}.",
+    help="The most tokens that may follow; the model's context may leave fewer. "
+    f"Default: {DEFAULT_MAX_NEW_TOKENS}, with --chat {DEFAULT_CHAT_TOKENS}.",
 )
 @click.option(
     "--temperature",
@@ -148,7 +149,7 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     text: str | None,
     ids: tuple[int, ...] | None,
     chats: bool,
-    max_new_tokens: int,
+    max_new_tokens: int | None,
     temperature: float,
     top_k: int | None,
     top_p: float | None,
@@ -167,9 +168,10 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
 
     With --chat the model answers TEXT, in the form that its own chat template gives a conversation.
     """
+    prompt = _prompt(text, ids, chats)
     asked = _Asked(
-        _prompt(text, ids, chats),
-        max_new_tokens,
+        prompt,
+        default_max_new_tokens(prompt) if max_new_tokens is None else max_new_tokens,
         SamplingSettings(temperature, top_k, top_p, seed or 0),
         seed is None,
         stop_ids or None,

@@ -8,7 +8,7 @@ from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import Asked, Line
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.results import Answer
-from minilab_gen.request import DEFAULT_MAX_NEW_TOKENS, shown
+from minilab_gen.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_NEW_TOKENS, shown
 
 _PROMPTS: Final = ("prompt", "chat", "ids")
 """What the model is to go on with, in one of three forms."""
@@ -26,9 +26,10 @@ def read(fields: dict[str, Any], model: AskedModel) -> Asked:
         raise RequestError(f"a line may have the fields {', '.join(_FIELDS)}, got {shown(unknown[0])}")
     stop_ids = fields.get("stop_ids")
     prompt, own_stop_ids = _prompt(fields, model)
+    most = DEFAULT_CHAT_TOKENS if "chat" in fields else DEFAULT_MAX_NEW_TOKENS
     return Asked(
         prompt=prompt,
-        max_new_tokens=fields.get("max_new_tokens", DEFAULT_MAX_NEW_TOKENS),
+        max_new_tokens=fields.get("max_new_tokens", most),
         temperature=fields.get("temperature", 0.0),
         top_k=fields.get("top_k"),
         top_p=fields.get("top_p"),
