@@ -13,6 +13,7 @@ from typing import Any
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.model_config import ModelConfig, RopeScaling
+from minilab_gen.request import shown
 
 _log = logging.getLogger(__name__)
 
@@ -158,7 +159,7 @@ def _check_keys(stored: Mapping[str, Any], family: Family) -> None:
     known = set(_SHAPE.values()) | set(_ONLY) | _READ | _HARMLESS | family.own_keys
     for key, value in stored.items():
         if key not in known and value is not None:
-            raise CheckpointError(f"the key {key} is not understood and may stand for another computation: {value!r}")
+            raise CheckpointError(f"the key {key} is not understood and may stand for another computation: {shown(value)}")
         if key in _ONLY and value not in (None, _ONLY[key]):
             raise CheckpointError(f"{key} must be {_ONLY[key]!r}, got {value!r}")
     for kind in stored.get("layer_types") or []:
@@ -207,7 +208,7 @@ def _rope(stored: Mapping[str, Any]) -> tuple[Any, RopeScaling | None]:
     wanted = _SCALING if kind == "llama3" else set()
     for key, value in rope.items():
         if key not in wanted | {"rope_type", "type", "rope_theta"} and value is not None:
-            raise CheckpointError(f"the key {key} is not understood in a rope of type {kind!r}: {value!r}")
+            raise CheckpointError(f"the key {key} is not understood in a rope of type {kind!r}: {shown(value)}")
     if kind == "default":
         return theta, None
     missing = sorted(key for key in wanted if rope.get(key) is None)
