@@ -82,17 +82,17 @@ _READ = {"architectures", "head_dim", "layer_types", "model_type", "rope_paramet
 # fmt: off
 _HARMLESS = {
     "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "attention_dropout", "bad_words_ids",
-    "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id",
-    "diversity_penalty", "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id",
+    "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty",
+    "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id",
     "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "id2label",
     "initializer_range", "is_decoder", "is_llama_config", "label2id", "length_penalty", "max_length",
-    "max_window_layers", "min_length",
-    "no_repeat_ngram_size", "num_beam_groups", "num_beams", "num_return_sequences", "output_attentions",
-    "output_hidden_states", "output_scores", "pad_token_id", "prefix", "pretraining_tp", "problem_type",
-    "remove_invalid_values", "repetition_penalty", "return_dict", "return_dict_in_generate", "sep_token_id",
-    "suppress_tokens", "task_specific_params", "temperature", "tf_legacy_loss", "tokenizer_class", "top_k", "top_p",
-    "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p", "unk_token_id",
-    "unsloth_fixed", "unsloth_version", "use_bfloat16", "use_cache",
+    "max_sequence_length", "max_window_layers", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
+    "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id", "prefix",
+    "pretraining_tp", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
+    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
+    "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
+    "transformers_version", "typical_p", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16",
+    "use_cache",
 }
 # fmt: on
 """Keys that do not touch the logits: about training, storage, and how others generate."""
@@ -159,7 +159,9 @@ def _check_keys(stored: Mapping[str, Any], family: Family) -> None:
     known = set(_SHAPE.values()) | set(_ONLY) | _READ | _HARMLESS | family.own_keys
     for key, value in stored.items():
         if key not in known and value is not None:
-            raise CheckpointError(f"the key {key} is not understood and may stand for another computation: {shown(value)}")
+            raise CheckpointError(
+                f"the key {key} is not understood and may stand for another computation: {shown(value)}"
+            )
         if key in _ONLY and value not in (None, _ONLY[key]):
             raise CheckpointError(f"{key} must be {_ONLY[key]!r}, got {value!r}")
     for kind in stored.get("layer_types") or []:
