@@ -36,6 +36,9 @@ _BLOCK: Final = 500
 _PREFILL_TOKENS: Final = (256, 16, 48, 1)
 """Prompt tokens of one step, block by block: the worker's own, and fewer, which cut prompts at other places."""
 
+_CONTEXTS: Final = (None, 3)
+"""Whole contexts whose keys and values are held at a time: in every other block so few that jobs are sent back."""
+
 _BURSTS: Final = (0, 0, 0, 1, 1, 5)
 """Jobs that arrive before a step, times as many as leave in one when all places are taken: idle times and queues."""
 
@@ -98,9 +101,21 @@ class Trial:
     """One engine from its first job to its last."""
 
     def __init__(
-        self, model: MiniLabModel, cases: Sequence[Case], tally: Tally, prefill_tokens: int, dice: random.Random
+        self,
+        model: MiniLabModel,
+        cases: Sequence[Case],
+        tally: Tally,
+        prefill_tokens: int,
+        kv_tokens: int | None,
+        dice: random.Random,
     ) -> None:
-        self._engine = Engine(model, tally.max_batch, prefill_tokens=prefill_tokens, on_logits=self._compare_logits)
+        self._engine = Engine(
+            model,
+            tally.max_batch,
+            kv_tokens=kv_tokens,
+            prefill_tokens=prefill_tokens,
+            on_logits=self._compare_logits,
+        )
         self._cases = {case.job.name: case for case in cases}
         self._to_come = deque(cases)
         self._to_cancel: dict[int, list[str]] = {}  # step: names
@@ -170,11 +185,13 @@ class Trial:
 def run_engine(model: MiniLabModel, cases: Sequence[Case], tally: Tally, progress: Progress) -> None:
     """All cases through engines of one setting, a block at a time."""
     dice = random.Random(f"{tally.threads}, {tally.max_batch}")
-    prefills = itertools.cycle(_PREFILL_TOKENS)
+    prefills, contexts = itertools.cycle(_PREFILL_TOKENS), itertools.cycle(_CONTEXTS)
     start = time.perf_counter()
     for first in range(0, len(cases), _BLOCK):
         progress.say(f"the engine, {tally.threads} threads, max batch {tally.max_batch}: jobs from {first}")
-        Trial(model, cases[first : first + _BLOCK], tally, next(prefills), dice).run()
+        few = next(contexts)
+        kv_tokens = few * model.config.context_length if few else None
+        Trial(model, cases[first : first + _BLOCK], tally, next(prefills), kv_tokens, dice).run()
     tally.seconds = time.perf_counter() - start
 
 
