@@ -197,9 +197,7 @@ def test_no_job_ends_the_worker(server: redis.Redis, served: ServedModel, worker
             put_entries(server, job_id, found)
         server.rpush(queue.key, *job_ids, *strange_ids)
 
-        wait_until(
-            lambda: not server.exists(queue.key, queue.intermediate_queue_key, queue.started_job_registry.key), 8
-        )
+        wait_until(lambda: not server.exists(queue.key, queue.intermediate_queue_key, queue.started_job_registry.key))
 
         for job_id in job_ids:
             with contextlib.suppress(MiniLabError):  # a stream that is damaged in a job that had ended stays as it is

@@ -218,10 +218,10 @@ def test_a_cancel_is_written_behind_the_tokens_that_another_worker_added(
 ) -> None:
     """Two workers write one stream while one of them does not know yet that it has lost the job."""
     worker = start()
+    tokens = [step.token_id for step in generate(worker._served.model, JOB.prompt, 60)]
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
-    ahead = stream_length(server, job_id)[0] + 5
-    tokens = [step.token_id for step in generate(worker._served.model, JOB.prompt, ahead)]
+    ahead = stream_length(server, job_id)[0] + 20
     publish(server, [(job_id, TokenEvent(n, tokens[n - 1], "")) for n in range(1, ahead + 1)], running_ttl=60)
 
     cancel(server, job_id)
@@ -235,10 +235,10 @@ def test_a_cancel_is_written_behind_the_tokens_that_another_worker_added(
 
 def test_an_end_that_another_wrote_is_adopted(server: redis.Redis, start: StartWorker) -> None:
     worker = start()
+    tokens = [step.token_id for step in generate(worker._served.model, JOB.prompt, 60)]
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
-    tokens = [step.token_id for step in generate(worker._served.model, JOB.prompt, 60)]
-    number = stream_length(server, job_id)[0] + 5
+    number = stream_length(server, job_id)[0] + 20
     ahead = [(job_id, TokenEvent(n, tokens[n - 1], "")) for n in range(1, number + 1)]
     publish(server, [*ahead, (job_id, EndEvent("cancelled", number, 2))], running_ttl=60)
 
