@@ -5,6 +5,7 @@ It must not know what the lines ask for.
 
 from __future__ import annotations
 
+import resource
 import signal
 import statistics
 import subprocess
@@ -73,6 +74,7 @@ class ClientRun:
     seconds: float
     answered: int
     """Lines in the output when it was over."""
+    cpu_seconds: float
     peak_bytes: int
     looks: list[Look]
 
@@ -85,17 +87,17 @@ class ClientRun:
     def cells(self, places: int) -> list[str]:
         """As :data:`HEAD` names them."""
         ended = "killed" if self.code == -signal.SIGKILL else f"code {self.code}"
-        memory = f"{self.peak_bytes / _MILLION:.0f}"
+        cost = [f"{self.cpu_seconds:.1f}", f"{self.peak_bytes / _MILLION:.0f}"]
         steady = self.steady(places)
         if not steady:
-            return [ended, f"{self.seconds:.1f}", f"{self.answered:,}", "-", "-", "-", memory]
+            return [ended, f"{self.seconds:.1f}", f"{self.answered:,}", "-", "-", "-", *cost]
         mean = statistics.mean(look.used for look in steady)
         full = sum(look.used >= places for look in steady) / len(steady)
         dry = sum(not look.waiting for look in steady) / len(steady)
-        return [ended, f"{self.seconds:.1f}", f"{self.answered:,}", f"{mean:.1f}", f"{full:.0%}", f"{dry:.0%}", memory]
+        return [ended, f"{self.seconds:.1f}", f"{self.answered:,}", f"{mean:.1f}", f"{full:.0%}", f"{dry:.0%}", *cost]
 
 
-HEAD: Final = ("client", "seconds", "answered", "places taken", "all taken", "none waits", "client MB")
+HEAD: Final = ("client", "seconds", "answered", "places taken", "all taken", "none waits", "client CPU s", "client MB")
 """The middle three are of the steady part: a mean, and shares of the time."""
 
 
@@ -119,6 +121,7 @@ def run_client(files: Files, places: Places, running: WorkerProcess, kill_at: in
     command = [sys.executable, "-m", "minilab_client", "batch", str(files.lines)]
     command += ["--output", str(files.output), "--errors", str(files.errors), "--quiet"]
     began, peak, looks, output = time.perf_counter(), 0, [], Growth(files.output)
+    cpu_before = _cpu_of_ended_clients()
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as client:
         while client.poll() is None:
             running.check_alive()
@@ -127,4 +130,11 @@ def run_client(files: Files, places: Places, running: WorkerProcess, kill_at: in
             if kill_at is not None and output.count() >= kill_at:
                 client.kill()
             time.sleep(_LOOK_EVERY)
-    return ClientRun(client.returncode, time.perf_counter() - began, output.count(), peak, looks)
+    seconds, cpu_seconds = time.perf_counter() - began, _cpu_of_ended_clients() - cpu_before
+    return ClientRun(client.returncode, seconds, output.count(), cpu_seconds, peak, looks)
+
+
+def _cpu_of_ended_clients() -> float:
+    """Seconds of all processes that have ended and were waited for; the worker is none of these yet."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
