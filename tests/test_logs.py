@@ -134,7 +134,7 @@ def test_the_environment_can_ask_for_json(server: redis.Redis, burst: Any, monke
 
 
 def test_an_error_that_ends_the_program_is_a_line_of_json_too(burst: Any) -> None:
-    (line,) = burst("--model", "/nowhere", "--log-format", "json", exit_code=2)
+    *_, line = burst("--model", "/nowhere", "--log-format", "json", exit_code=2)
 
     told = json.loads(line)
     assert told["level"] == "critical"

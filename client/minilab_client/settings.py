@@ -40,7 +40,7 @@ def redis_url_option(command: Callable[..., Any]) -> Callable[..., Any]:
         metavar="URL",
         expose_value=False,
         callback=_keep_address,
-        help="redis://, rediss:// or unix:// address. Default: $MINILAB_REDIS_URL, else your private server.",
+        help="redis://, rediss://, unix:// or sentinel:// address. Default: $MINILAB_REDIS_URL, else a private server.",
     )(command)
 
 

@@ -117,6 +117,7 @@ def program(
 
         served_queues = queues or tuple(keys.queue_names(name))
         settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace, log_text)
+        _log.info("%s: loading it and checking that it is exact here, which takes seconds on a quiet machine", model)
         served = load_served_model(model, name, max_batch, threads, dtype=dtype, kv_tokens=kv_tokens)
         _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.verdict, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)

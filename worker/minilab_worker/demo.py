@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Final
 
 import click
@@ -89,8 +90,10 @@ def main() -> None:
     except MiniLabError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
+    folder = os.path.relpath(Path(sys.executable).parent)  # which is on no PATH, in a .venv that `make` has made
     click.echo(
-        "\nWorker and Redis are stopped again. To serve for yourself: minilab-worker, and minilab-client --help."
+        "\nWorker and Redis are stopped again. To serve for yourself: "
+        f"{folder}/minilab-worker, and {folder}/minilab-client --help."
     )
 
 

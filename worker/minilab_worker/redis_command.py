@@ -55,7 +55,8 @@ def stop(as_json: bool) -> None:
     if as_json:
         click.echo(json.dumps({"stopped": stopped}))
     else:
-        click.echo("The private Redis has stopped." if stopped else "The private Redis was not running.")
+        data = embedded.status().data  # which a user who wants to be rid of them has to find
+        click.echo(f"The private Redis {'has stopped' if stopped else 'was not running'}. Its folder: {data}")
 
 
 @redis_group.command()
