@@ -141,6 +141,15 @@ def test_an_error_that_ends_the_program_is_a_line_of_json_too(burst: Any) -> Non
     assert "/nowhere" in told["message"]
 
 
+def test_a_worker_without_torch_says_in_its_last_line_what_to_install() -> None:
+    run = "import sys; sys.modules['torch'] = None; from minilab_worker.cli import main; sys.argv[1:] = []; main()"
+
+    ended = subprocess.run([sys.executable, "-c", run], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+
+    assert ended.returncode == 1
+    assert b"torch is missing: pip install '.[worker]'" in ended.stderr.splitlines()[-1]
+
+
 @needs_redis
 def test_a_takeover_names_the_job_and_the_worker_that_is_gone(own_service: OwnService) -> None:
     first = own_service.fleet.start_and_wait("--log-format", "json")

@@ -163,6 +163,9 @@ def main() -> None:
     except redis.RedisError as error:
         logs.say_error(f"Redis failed: {error}")
         sys.exit(_NO_REDIS)
+    except ModuleNotFoundError as error:
+        logs.say_error(f"a worker needs more than a client, and {error.name} is missing: pip install '.[worker]'")
+        sys.exit(_FAILED)
     except Exception:  # noqa: BLE001 - it ends the program all the same, with a line of the log as everything else
         _log.critical("the worker failed", exc_info=True)
         sys.exit(_FAILED)
