@@ -19,7 +19,7 @@ from minilab_gen.request import GenerationRequest
 
 _SEED: Final = 20_261_129
 _LONGEST: Final = 300
-"""Ids of a checked prompt at most: enough for several blocks of keys."""
+"""Ids of a checked prompt at most: enough for several blocks of keys. One prompt has as many, whatever the model."""
 _SHORTEST: Final = 8
 """Ids of the longest prompts where the model is so large that more would take minutes."""
 _WORK: Final = 1e11
@@ -84,7 +84,8 @@ def _run(model: MiniLabModel, batch: int, longest: int, dice: random.Random) -> 
     )
     sequences = []
     for number in range(batch + 1):  # one more than there are places, so that one waits and takes over another's
-        length = _LONGEST if number == batch // 2 and batch > 1 else dice.randint(1, longest)
+        is_the_long_one = batch == _BATCHES[-1] and number == batch // 2
+        length = _LONGEST if is_the_long_one else dice.randint(1, longest)
         prompt = tuple(dice.randrange(model.config.vocab_size) for _ in range(min(length, most)))
         sequences.append(Sequence(str(number), GenerationRequest(prompt, max_new_tokens=dice.randint(2, 6))))
         engine.add(sequences[-1])
