@@ -6,8 +6,8 @@ Two ways to compute the same product, both row-exact; :meth:`Linear.freeze` choo
 
 packed
     The weight is laid out once for oneDNN, and its inner product is used directly. Equal bits at every row
-    count, no padding, and a SiLU that follows is fused. (A sum or product could be as well, but its call costs
-    15 microseconds more than the operation by itself.) These operators are what
+    count, with no padding except for a lone long row, and a SiLU that follows is fused. (A sum or product could
+    be as well, but its call costs 15 microseconds more than the operation by itself.) These operators are what
     ``torch.compile`` emits for frozen weights; they are not documented, so this file is the only one that
     names them and the worker checks their exactness at start.
 padded
@@ -30,6 +30,9 @@ _SILU_PIECE = 16_384
 
 _SILU_TILE = 64
 """Elements: a multiple of what any processor's vector loop takes at a time."""
+
+_LONE_ROW = 1024
+"""Input features. oneDNN sums a lone row of more than these in another order than rows that stand beside others."""
 
 _PACK_ROWS = 64
 """Rows that oneDNN lays the weight out for. A hint: any row count gives the same bits."""
@@ -105,6 +108,8 @@ class Linear(DirectModule):
         return F.linear(F.pad(x, (0, 0, 0, missing)), self.weight, self.bias)[:rows]
 
     def _pointwise(self, x: Tensor, attribute: str) -> Tensor:
+        if len(x) == 1 and x.shape[1] > _LONE_ROW:  # reading the weight takes the time, so a second row is free
+            return self._pointwise(F.pad(x, (0, 0, 0, 1)), attribute)[:1]
         return cast(Tensor, self._product(x, self._packed, self.bias, attribute, [], ""))
 
 

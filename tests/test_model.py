@@ -133,8 +133,8 @@ def rows_of(*features: int) -> list[Tensor]:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize(
     ("sizes", "number"),
-    [((64, 96), 1), ((72, 61), 1), ((40, 72), 1), ((256, 320), 1), ((256, 320), 2)],
-    ids=["even", "odd", "small", "base", "base-2-threads"],
+    [((64, 96), 1), ((72, 61), 1), ((40, 72), 1), ((256, 320), 1), ((256, 320), 2), ((1536, 576), 2), ((4864, 64), 1)],
+    ids=["even", "odd", "small", "base", "base-2-threads", "smollm2", "long"],
 )
 def test_a_row_has_the_same_bits_however_many_stand_beside_it(
     sizes: tuple[int, int], number: int, operation: str, packed: bool
