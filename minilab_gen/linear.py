@@ -34,6 +34,10 @@ _SILU_TILE = 64
 _LONE_ROW = 1024
 """Input features. oneDNN sums a lone row of more than these in another order than rows that stand beside others."""
 
+_FEW_ROWS, _LARGE_WEIGHT = 4, 300_000
+"""Rows and numbers. Reading a large weight takes all the time that a few rows need, and oneDNN reads it faster for 4
+rows than for fewer."""
+
 _PACK_ROWS = 64
 """Rows that oneDNN lays the weight out for. A hint: any row count gives the same bits."""
 
@@ -62,6 +66,8 @@ class Linear(DirectModule):
         self.weight = nn.Parameter(torch.empty(out_features, in_features))
         self.bias = nn.Parameter(torch.zeros(out_features)) if bias else None
         self._packed: Tensor | None = None
+        is_large = in_features * out_features >= _LARGE_WEIGHT or in_features > _LONE_ROW
+        self._fewest_rows = _FEW_ROWS if is_large else 1
         self._product: Any = None  # the operator, looked up once: finding it takes microseconds
         nn.init.normal_(self.weight, std=0.02)
 
@@ -108,8 +114,9 @@ class Linear(DirectModule):
         return F.linear(F.pad(x, (0, 0, 0, missing)), self.weight, self.bias)[:rows]
 
     def _pointwise(self, x: Tensor, attribute: str) -> Tensor:
-        if len(x) == 1 and x.shape[1] > _LONE_ROW:  # reading the weight takes the time, so a second row is free
-            return self._pointwise(F.pad(x, (0, 0, 0, 1)), attribute)[:1]
+        rows = len(x)
+        if rows < self._fewest_rows:
+            return self._pointwise(F.pad(x, (0, 0, 0, self._fewest_rows - rows)), attribute)[:rows]
         return cast(Tensor, self._product(x, self._packed, self.bias, attribute, [], ""))
 
 

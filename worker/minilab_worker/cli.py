@@ -112,10 +112,12 @@ def program(
             from minilab_worker.metrics_server import MetricsServer  # prometheus-client, which few ask for
 
             server = stack.enter_context(closing(MetricsServer(metrics_host, metrics_port)))
-        from minilab_worker.serving import load_served_model  # torch, which `minilab-worker redis` can do without
+        # torch, which `minilab-worker redis` can do without
+        from minilab_worker.serving import compute_beside_the_main_thread, load_served_model
         from minilab_worker.worker import Worker, WorkerSettings
 
         served_queues = queues or tuple(keys.queue_names(name))
+        threads = compute_beside_the_main_thread(threads)
         settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace, log_text)
         _log.info("%s: loading it and checking that it is exact here, which takes seconds on a quiet machine", model)
         served = load_served_model(model, name, max_batch, threads, dtype=dtype, kv_tokens=kv_tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -39,6 +40,23 @@ class ServedModel:
     """Tokens whose keys and values the engine may hold at a time."""
 
 
+def _check_beside(model: MiniLabModel, max_batch: int, threads: int | None) -> Verdict:
+    """The self-check in a thread like the engine's, which leaves the main thread without helpers of its own."""
+    with ThreadPoolExecutor(1) as computing:
+        return computing.submit(check_exactness, model, max_batch, threads).result()
+
+
+def compute_beside_the_main_thread(threads: int | None) -> int:
+    """How many threads are to compute, by default what torch would choose; the main thread from now on uses one.
+
+    To be called before anything is computed. libgomp counts the threads that ever computed together; if these are more
+    than the cores, waiting ones go to sleep at once, and each operation begins with waking them: a quarter of a step.
+    """
+    count = threads or torch.get_num_threads()
+    torch.set_num_threads(1)
+    return count
+
+
 def load_served_model(
     folder: Path,
     name: str,
@@ -54,10 +72,10 @@ def load_served_model(
     """
     start = time.monotonic()
     model, tokenizer = load(folder, _TORCH[dtype]), get_tokenizer(folder)
-    verdict = check_exactness(model, max_batch, threads)
+    verdict = _check_beside(model, max_batch, threads)
     if not verdict.is_exact:
         padded = load(folder, _TORCH[dtype], packed=False)
-        padded_verdict = check_exactness(padded, max_batch, threads)
+        padded_verdict = _check_beside(padded, max_batch, threads)
         if padded_verdict.is_exact:
             model, verdict = padded, padded_verdict
     context = model.config.context_length
