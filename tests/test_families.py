@@ -114,8 +114,14 @@ def test_greedy_tokens_are_those_of_transformers(pair: tuple[Any, MiniLabModel])
         assert len(tokens) == STEPS
 
 
-def test_logits_have_the_same_bits_in_every_batch(pair: tuple[Any, MiniLabModel]) -> None:
-    _, ours = pair
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_logits_have_the_same_bits_in_every_batch(
+    pair: tuple[Any, MiniLabModel], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    theirs, ours = pair
+    if dtype != torch.float32:
+        theirs.save_pretrained(tmp_path)
+        ours = load(tmp_path, dtype)
     sampled = [SamplingSettings(temperature=0.8, seed=seed) for seed in range(32)]
     requests = [GenerationRequest(prompt, 16, settings) for prompt, settings in zip(prompts(), sampled, strict=True)]
     alone = [list(generate(ours, request.prompt, 16, request.settings)) for request in requests]
