@@ -60,8 +60,12 @@ json_option = click.option(
 )
 
 
+_DEFAULT_THREADS: Final = torch.get_num_threads()
+
+
 def load_model(folder: Path) -> MiniLabModel:
-    """The model of a checkpoint folder. Errors are click's."""
+    """The model of a checkpoint folder. Errors are click's. The main thread computes with one thread from now on."""
+    torch.set_num_threads(1)
     try:
         return load(folder)
     except CheckpointError as error:
@@ -71,10 +75,10 @@ def load_model(folder: Path) -> MiniLabModel:
 def computing_thread(threads: int | None) -> ThreadPoolExecutor:
     """A thread to compute in, as a worker's engine has one; by default with as many helpers as torch chooses.
 
-    Not the main thread, where libgomp lets idle helpers spin for milliseconds: the least competition for a core then
-    costs ten times the work. Beside a main thread it counts more threads than cores, and they soon sleep.
+    The main thread must have computed alone, as a worker's has: libgomp counts all threads that ever computed together,
+    and lets idle ones sleep at once when these are more than the cores.
     """
-    return ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads or torch.get_num_threads(),))
+    return ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads or _DEFAULT_THREADS,))
 
 
 def draw_requests(count: int, config: ModelConfig) -> list[GenerationRequest]:
