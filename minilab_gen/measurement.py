@@ -189,7 +189,7 @@ class Progress:
 def facts(folder: Path, model: MiniLabModel) -> dict[str, Any]:
     """What every measurement depends on, for its JSON file."""
     return {
-        "model": {"name": folder.name, "parameters": sum(weight.numel() for weight in model.parameters())},
+        "model": {"name": folder.name, "parameters": model.config.parameters},
         "machine": {
             "processor": _processor(),
             "cores": os.cpu_count(),

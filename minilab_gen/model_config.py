@@ -86,3 +86,8 @@ class ModelConfig:
         """Multiplications for one token, without attention: the numbers in all matrices."""
         heads = sum(self.qkv_sizes) + self.qkv_sizes[0]
         return self.n_layer * self.d_model * (heads + 3 * self.d_hidden) + self.vocab_size * self.d_model
+
+    @property
+    def parameters(self) -> int:
+        """The numbers in all matrices, embedding included; without the vectors of norms and biases, a thousandth."""
+        return self.multiplications + (0 if self.tied_embeddings else self.vocab_size * self.d_model)
