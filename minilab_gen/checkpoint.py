@@ -95,9 +95,9 @@ def read_model(
     as its weight is there and should lay it out in memory of its own. The embedding stays mapped, as it is stored.
     """
     stored_config = read_config(folder)
-    config = replace(stored_config, vocab_size=_spoken_vocabulary(folder, stored_config.vocab_size))
+    config = replace(stored_config, vocab_size=spoken_vocabulary(folder, stored_config.vocab_size))
     weights = StoredWeights(folder)
-    weights.check(_expected(stored_config), _IGNORED)
+    weights.check(expected_tensors(stored_config), _IGNORED)
     model = _without_weights(config)
     model.rotary = Rotary(config)
     for name, module in model.named_modules():
@@ -150,7 +150,7 @@ def fingerprint(folder: Path, model: MiniLabModel) -> str:
     return digest.hexdigest()[:32]
 
 
-def _spoken_vocabulary(folder: Path, vocab_size: int) -> int:
+def spoken_vocabulary(folder: Path, vocab_size: int) -> int:
     """How many ids the model may choose from: those that its tokenizer knows, all of them where there is none."""
     if not (folder / "tokenizer.json").exists():
         return vocab_size
@@ -168,7 +168,7 @@ def _without_weights(config: ModelConfig) -> MiniLabModel:
         return MiniLabModel(config)
 
 
-def _expected(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+def expected_tensors(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The tensors that a folder must hold, and their shapes."""
     expected: dict[str, tuple[int, ...]] = {}
     for name, weight in _without_weights(config).named_parameters():  # a tied head is no parameter of its own

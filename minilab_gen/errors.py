@@ -5,6 +5,7 @@
     MiniLabError
     ├── RequestError (also a ValueError)    a request that can never run: bad settings, prompt or ids
     ├── CheckpointError                     a checkpoint folder that cannot be served
+    ├── KernelError                         compiled kernels that are missing or refuse their input
     ├── CardError                           a model card that cannot be read
     ├── UnknownModelError                   no model card of that name
     ├── UnknownJobError                     no such job, or its data has expired

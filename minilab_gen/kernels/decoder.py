@@ -1,0 +1,172 @@
+"""A decoder whose weights and caches the kernels hold, and the samplers of its sequences.
+
+It must not know jobs or queues, nor choose who runs: ids, slots and positions go in, logits or tokens come out.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Final, Literal, Protocol
+
+from minilab_gen.kernels.library import KernelError, Shape, Step, check, library
+from minilab_gen.model_config import ModelConfig
+from minilab_gen.request import SamplingSettings
+
+WeightType = Literal["float32", "bfloat16", "int8"]
+WEIGHT_TYPES: Final[tuple[WeightType, ...]] = ("float32", "bfloat16", "int8")
+
+_TYPES: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3})
+
+TENSORS: Final = (
+    *("embedding", "norm", "head"),
+    *("attention_norm", "query", "key", "value", "query_bias", "key_bias", "value_bias", "query_norm", "key_norm"),
+    *("output", "feed_forward_norm", "gate", "up", "down"),
+)
+"""Of which a model is made, in the order of ``mlk_tensor``; the first three are not of a layer."""
+
+
+class Source(Protocol):
+    """A contiguous tensor on the CPU, as torch has them."""
+
+    @property
+    def shape(self) -> Sequence[int]: ...
+    @property
+    def dtype(self) -> object: ...
+    def data_ptr(self) -> int: ...
+    def is_contiguous(self) -> bool: ...
+
+
+def shape_of(config: ModelConfig) -> Shape:
+    """A model's shape as the kernels take it."""
+    scaling = config.rope_scaling
+    shape = Shape(
+        vocab=config.vocab_size,
+        context=config.context_length,
+        layers=config.n_layer,
+        heads=config.n_head,
+        kv_heads=config.n_kv_head,
+        head_dim=config.head_dim,
+        d_model=config.d_model,
+        d_hidden=config.d_hidden,
+        tied=config.tied_embeddings,
+        qkv_bias=config.qkv_bias,
+        head_norm=config.head_norm,
+        norm_eps=config.norm_eps,
+        rope_theta=config.rope_theta,
+    )
+    if scaling is not None:
+        shape.rope_factor, shape.rope_low = scaling.factor, scaling.low_freq_factor
+        shape.rope_high, shape.rope_original = scaling.high_freq_factor, scaling.original_max_position_embeddings
+    return shape
+
+
+class TokenSampler:
+    """How one sequence's tokens are chosen, with a generator of its own that moves once per token."""
+
+    def __init__(self, settings: SamplingSettings) -> None:
+        self._library = library()
+        temperature = 0.0 if settings.is_greedy else settings.divisor
+        top_p = 1.0 if settings.top_p is None else settings.top_p
+        self.settings = settings
+        self.address: int | None = self._library.mlk_sampler_create(
+            settings.seed, temperature, min(settings.top_k or 0, 2**31 - 1), top_p
+        )
+        if not self.address:
+            raise KernelError("there is no memory for a sampler")
+
+    def skip(self, tokens: int, vocab_size: int) -> None:
+        """Move past tokens that were chosen before, so that a resumed sequence goes on as it would."""
+        self._library.mlk_sampler_skip(self.address, vocab_size, tokens)
+
+    def __del__(self) -> None:
+        if getattr(self, "address", None):
+            self._library.mlk_sampler_destroy(self.address)
+            self.address = None
+
+
+class Decoder:
+    """One model with ``slots`` caches of a whole context each, computed by up to ``threads`` threads.
+
+    A cache costs memory as it is written. One thread uses a decoder at a time; it lets others run meanwhile.
+    """
+
+    def __init__(self, config: ModelConfig, weights: WeightType, *, slots: int, threads: int) -> None:
+        """A decoder without weights. Raises KernelError for a shape that cannot be."""
+        self.config, self.weights, self.slots = config, weights, slots
+        self._library = library()
+        shape = shape_of(config)
+        self._model = self._library.mlk_create(ctypes.byref(shape), _TYPES[weights], slots, threads)
+        if not self._model:
+            raise KernelError(self._library.mlk_error().decode())
+
+    def set(self, name: str, tensor: Source, layer: int = 0) -> None:
+        """Copy a tensor of float32, bfloat16 or float16 into the model. Raises KernelError for one that does not fit."""
+        stored = str(tensor.dtype).removeprefix("torch.")
+        if stored not in _TYPES or not tensor.is_contiguous():
+            raise KernelError(f"{name} must be contiguous and of float32, bfloat16 or float16, got {stored}")
+        rows, columns = (1, *tensor.shape)[-2:]
+        status = self._library.mlk_set(
+            self._model, TENSORS.index(name), layer, _TYPES[stored], tensor.data_ptr(), rows, columns
+        )
+        check(status, self._library)
+
+    def run(
+        self,
+        ids: Iterable[int],
+        slots: Iterable[int],
+        positions: Iterable[int],
+        output_rows: Iterable[int],
+        *,
+        samplers: Sequence[TokenSampler | None] | None = None,
+        logits: int | None = None,
+    ) -> list[int]:
+        """Read a step's rows and choose a token after each of the output rows, -1 where its logits are not finite.
+
+        The rows of a slot stand together at ascending positions; ``output_rows`` ascend. Without samplers the most
+        probable tokens are taken. ``logits`` is the address of room for (outputs, vocab) floats, if they are wanted.
+        """
+        flat = [values if isinstance(values, array) else array("i", values) for values in (ids, slots, positions, output_rows)]
+        rows, outputs = len(flat[0]), len(flat[3])
+        if len(flat[1]) != rows or len(flat[2]) != rows:
+            raise KernelError(f"ids, slots and positions must be equally many, got {rows}, {len(flat[1])}, {len(flat[2])}")
+        if samplers is not None and len(samplers) != outputs:
+            raise KernelError(f"samplers must be as many as output rows, {outputs}, got {len(samplers)}")
+        tokens = array("i", bytes(4 * outputs))
+        chosen = None
+        if samplers is not None and any(sampler is not None for sampler in samplers):
+            chosen = (ctypes.c_void_p * outputs)(*(sampler and sampler.address for sampler in samplers))
+        step = Step(
+            rows,
+            outputs,
+            *(values.buffer_info()[0] for values in flat),
+            logits,
+            tokens.buffer_info()[0],
+            ctypes.cast(chosen, ctypes.c_void_p) if chosen is not None else None,
+        )
+        check(self._library.mlk_run(self._model, ctypes.byref(step)), self._library)
+        return tokens.tolist()
+
+    def release(self, slot: int) -> None:
+        """Give the memory of a slot's keys and values back; the slot itself can be used again at once."""
+        self._library.mlk_release(self._model, slot)
+
+    def use_threads(self, threads: int) -> int:
+        """Compute with so many of the threads that were made; returns with how many."""
+        return int(self._library.mlk_threads(self._model, threads))
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take."""
+        return int(self._library.mlk_weight_bytes(self._model))
+
+    def close(self) -> None:
+        """Let all memory and threads go."""
+        if getattr(self, "_model", None):
+            self._library.mlk_destroy(self._model)
+            self._model = None
+
+    def __del__(self) -> None:
+        self.close()

@@ -1,0 +1,111 @@
+"""The compiled library, loaded once, with the signatures of ``source/minilab_kernels.h``. It must not know models."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from ctypes import POINTER, c_char_p, c_double, c_float, c_int32, c_int64, c_uint16, c_uint32, c_uint64, c_void_p
+from pathlib import Path
+
+from minilab_gen.errors import MiniLabError
+from minilab_gen.kernels.build import library_name
+
+ABI = 1
+"""Of ``minilab_kernels.h``, as this file spells it."""
+
+
+class KernelError(MiniLabError):
+    """The kernels are missing, do not fit this processor, or refused what they were given."""
+
+
+class Shape(ctypes.Structure):
+    """``mlk_shape``."""
+
+    _fields_ = [  # noqa: RUF012 - ctypes wants a list
+        *((name, c_int32) for name in ("vocab", "context", "layers", "heads", "kv_heads", "head_dim")),
+        *((name, c_int32) for name in ("d_model", "d_hidden", "tied", "qkv_bias", "head_norm", "reserved")),
+        *((name, c_double) for name in ("norm_eps", "rope_theta", "rope_factor")),
+        *((name, c_double) for name in ("rope_low", "rope_high", "rope_original")),
+    ]
+
+
+class Step(ctypes.Structure):
+    """``mlk_step``; pointers are addresses."""
+
+    _fields_ = [  # noqa: RUF012
+        ("rows", c_int32),
+        ("outputs", c_int32),
+        *((name, c_void_p) for name in ("ids", "slots", "positions", "output_rows", "logits", "tokens", "samplers")),
+    ]
+
+
+_I32, _I64, _PTR = c_int32, c_int64, c_void_p
+_SIGNATURES: dict[str, tuple[object, list[object]]] = {
+    "mlk_abi": (_I32, []),
+    "mlk_numerics": (_I32, []),
+    "mlk_build": (c_char_p, []),
+    "mlk_error": (c_char_p, []),
+    "mlk_backend": (c_char_p, []),
+    "mlk_backends": (c_char_p, []),
+    "mlk_backend_for": (c_char_p, [c_uint32, c_uint32, c_uint32]),
+    "mlk_create": (_PTR, [POINTER(Shape), _I32, _I32, _I32]),
+    "mlk_destroy": (None, [_PTR]),
+    "mlk_set": (_I32, [_PTR, _I32, _I32, _I32, _PTR, _I64, _I64]),
+    "mlk_run": (_I32, [_PTR, POINTER(Step)]),
+    "mlk_release": (None, [_PTR, _I32]),
+    "mlk_threads": (_I32, [_PTR, _I32]),
+    "mlk_weight_bytes": (_I64, [_PTR]),
+    "mlk_sampler_create": (_PTR, [c_uint64, c_float, _I32, c_float]),
+    "mlk_sampler_destroy": (None, [_PTR]),
+    "mlk_sampler_skip": (None, [_PTR, _I32, _I64]),
+    "mlk_choose": (_I32, [_PTR, _I64, _I32, _I32, _PTR, _PTR]),
+    "mlk_probabilities": (_I32, [_PTR, _I32, _PTR, _PTR]),
+    "mlk_rope": (_I32, [POINTER(Shape), _PTR, _PTR]),
+    "mlk_functions": (_I32, [_PTR] * 6 + [_I32]),
+    "mlk_to_bfloat16": (None, [POINTER(c_float), POINTER(c_uint16), _I64]),
+    "mlk_from_float16": (None, [POINTER(c_uint16), POINTER(c_float), _I64]),
+    "mlk_logarithms": (None, [POINTER(c_double), POINTER(c_double), _I64]),
+}
+
+
+@functools.cache
+def library(path: Path | None = None) -> ctypes.CDLL:
+    """The library, the installed one if no other is named. Raises KernelError where it is missing or does not fit."""
+    path = path or Path(__file__).parent / library_name()
+    if not path.exists():
+        raise KernelError(f"{path} is missing; `python -m minilab_gen.kernels.build` compiles it")
+    try:
+        loaded = ctypes.CDLL(str(path))
+        found = loaded.mlk_abi()
+    except (OSError, AttributeError) as error:
+        raise KernelError(f"{path} cannot be loaded: {error}; `python -m minilab_gen.kernels.build` makes it anew") from error
+    if found != ABI:
+        raise KernelError(f"{path} must have interface {ABI}, got {found}; `python -m minilab_gen.kernels.build` makes it anew")
+    for name, (result, arguments) in _SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def check(status: int, loaded: ctypes.CDLL | None = None) -> None:
+    """Raise KernelError with the library's message unless a call went well."""
+    if status:
+        raise KernelError((loaded or library()).mlk_error().decode())
+
+
+def backend() -> str:
+    """The back end in use: avx512, avx2, neon or plain. Raises KernelError where MINILAB_KERNELS names another."""
+    name = library().mlk_backend()
+    if name is None:
+        raise KernelError(f"MINILAB_KERNELS must name one of: {', '.join(backends())}")
+    return str(name.decode())
+
+
+def backends() -> list[str]:
+    """Those that run here, best first."""
+    return str(library().mlk_backends().decode()).split()
+
+
+def numerics() -> int:
+    """The version of the bits: equal ones give equal logits and draws, whatever the processor and the build."""
+    return int(library().mlk_numerics())

@@ -1,0 +1,348 @@
+// Making a model: its memory and its weights.
+#include "model.h"
+
+#include <cmath>
+#include <cstdarg>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <new>
+
+#include "exact_math.h"
+#include "numbers.h"
+#include "processor.h"
+#include "rope.h"
+#include "rules.h"
+#include "weights.h"
+
+namespace mlk {
+
+namespace {
+
+thread_local char last_error[256];
+
+constexpr int LARGEST = 1 << 24;        // of any size: products of two then fit 64 bits, and products of panels 32
+constexpr int LARGEST_HEAD = 512;       // of a head; scratch in the back ends is that long
+constexpr int64_t SMALL_CACHE = int64_t{64} << 20;  // bytes that are not worth giving back, so huge pages may hold them
+constexpr int PAGE_FLOATS = 1024;
+
+const char* const NAMES[MLK_TENSORS] = {
+    "embedding", "norm", "head", "attention norm", "query", "key", "value", "query bias", "key bias", "value bias",
+    "query norm", "key norm", "output", "feed-forward norm", "gate", "up", "down"};
+
+bool is_vector(int tensor) {
+    return tensor == MLK_NORM || tensor == MLK_ATTENTION_NORM || tensor == MLK_FEED_FORWARD_NORM ||
+           (tensor >= MLK_QUERY_BIAS && tensor <= MLK_KEY_NORM);
+}
+
+bool is_wanted(const mlk_shape& s, int tensor) {
+    if (tensor == MLK_HEAD) return !s.tied;
+    if (tensor >= MLK_QUERY_BIAS && tensor <= MLK_VALUE_BIAS) return s.qkv_bias;
+    if (tensor == MLK_QUERY_NORM || tensor == MLK_KEY_NORM) return s.head_norm;
+    return true;
+}
+
+// Rows and columns that a tensor must have.
+void dimensions(const mlk_shape& s, int tensor, int64_t* rows, int64_t* columns) {
+    const int64_t queries = int64_t{s.heads} * s.head_dim, keys = int64_t{s.kv_heads} * s.head_dim;
+    *rows = 1, *columns = s.d_model;
+    switch (tensor) {
+        case MLK_EMBEDDING: case MLK_HEAD: *rows = s.vocab; break;
+        case MLK_QUERY: *rows = queries; break;
+        case MLK_KEY: case MLK_VALUE: *rows = keys; break;
+        case MLK_QUERY_BIAS: *columns = queries; break;
+        case MLK_KEY_BIAS: case MLK_VALUE_BIAS: *columns = keys; break;
+        case MLK_QUERY_NORM: case MLK_KEY_NORM: *columns = s.head_dim; break;
+        case MLK_OUTPUT: *rows = s.d_model, *columns = queries; break;
+        case MLK_GATE: case MLK_UP: *rows = s.d_hidden; break;
+        case MLK_DOWN: *rows = s.d_model, *columns = s.d_hidden; break;
+        default: break;
+    }
+}
+
+int check(const mlk_shape& s, int type, int slots, int threads) {
+    const struct { const char* name; int64_t value; } sizes[] = {
+        {"vocab", s.vocab}, {"context", s.context}, {"layers", s.layers}, {"heads", s.heads}, {"kv_heads", s.kv_heads},
+        {"head_dim", s.head_dim}, {"d_model", s.d_model}, {"d_hidden", s.d_hidden}, {"slots", slots}, {"threads", threads}};
+    for (const auto& size : sizes)
+        if (size.value < 1 || size.value > LARGEST)
+            return fail("%s must be from 1 to %d, got %lld", size.name, LARGEST, static_cast<long long>(size.value));
+    if (s.head_dim % 2 || s.head_dim > LARGEST_HEAD)
+        return fail("head_dim must be even and at most %d, got %d", LARGEST_HEAD, s.head_dim);
+    if (s.heads % s.kv_heads) return fail("heads must be a multiple of kv_heads, got %d and %d", s.heads, s.kv_heads);
+    if (int64_t{s.heads} * s.head_dim > LARGEST) return fail("heads times head_dim must be at most %d", LARGEST);
+    if (s.context > 1500000) return fail("context must be at most 1500000, got %d", s.context);
+    if (threads > MOST_THREADS) return fail("threads must be at most %d, got %d", MOST_THREADS, threads);
+    if (type != MLK_FLOAT32 && type != MLK_BFLOAT16 && type != MLK_INT8) return fail("there is no weight type %d", type);
+    if (!(s.norm_eps > 0) || !(s.rope_theta > 0)) return fail("norm_eps and rope_theta must be above 0");
+    return 0;
+}
+
+int lay_out(Model& m) {
+    const mlk_shape& s = m.shape;
+    m.queries = static_cast<int>(padded(int64_t{s.heads} * s.head_dim));
+    m.keys = static_cast<int>(padded(int64_t{s.kv_heads} * s.head_dim));
+    m.qkv = m.queries + 2 * m.keys;
+    m.d_model = static_cast<int>(padded(s.d_model)), m.d_hidden = static_cast<int>(padded(s.d_hidden));
+    m.mixed = m.queries;
+    m.group = s.heads / s.kv_heads;
+    m.query_scale = 1.f / sqrtf(static_cast<float>(s.head_dim));
+
+    m.layers = static_cast<Layer*>(calloc(static_cast<size_t>(s.layers), sizeof(Layer)));
+    m.is_set = static_cast<bool*>(calloc(static_cast<size_t>(s.layers) * MLK_TENSORS, 1));
+    m.weight_memory = static_cast<Memory*>(calloc(static_cast<size_t>(s.layers) * 4 + 2, sizeof(Memory)));
+    m.stage_pieces = static_cast<int*>(calloc(static_cast<size_t>(s.layers) * 6 + 2, sizeof(int)));
+    m.own = static_cast<Own*>(calloc(static_cast<size_t>(m.team.made()), sizeof(Own)));
+    if (!m.layers || !m.is_set || !m.weight_memory || !m.stage_pieces || !m.own) return fail("there is no memory for a model");
+    for (int t = 0; t < m.team.made(); t++) new (&m.own[t]) Own;
+
+    const int64_t head_size = padded(s.head_dim), context = padded(s.context);
+    const int64_t layer_vectors = 2 * int64_t{m.d_model} + m.qkv + 2 * head_size;
+    const int64_t half = s.head_dim / 2;
+    m.value_start = context * s.head_dim;
+    m.strip = m.value_start + context * head_size;
+    m.slot_stride = (m.strip * s.kv_heads * s.layers + PAGE_FLOATS - 1) / PAGE_FLOATS;
+    m.slot_stride = (m.slot_stride | 1) * PAGE_FLOATS;  // an odd number of pages, lest slots fight for cache sets
+    const int64_t cache = m.slot_stride * m.slots * 4;
+    if (!m.vectors.allocate((layer_vectors * s.layers + m.d_model) * 4, false) ||
+        !m.rope.allocate(2 * half * s.context * 4, half * s.context > (1 << 18)) ||
+        !m.cache.allocate(cache, cache <= SMALL_CACHE))
+        return fail("%.1f GB of addresses for keys and values were refused; take fewer slots", static_cast<double>(cache) / 1e9);
+    float* v = m.vectors.as<float>();
+    auto take = [&](int64_t n) { float* at = v; v += n; return at; };
+    m.norm = take(m.d_model);
+    for (int l = 0; l < s.layers; l++) {
+        Layer& y = m.layers[l];
+        y.attention_norm = take(m.d_model), y.feed_forward_norm = take(m.d_model), y.bias = take(m.qkv);
+        y.query_norm = take(head_size), y.key_norm = take(head_size);
+    }
+    m.cosine = m.rope.as<float>(), m.sine = m.cosine + half * s.context;
+    rope_tables(s, m.cosine, m.sine);
+    return 0;
+}
+
+int make_weights(Model& m) {
+    const mlk_shape& s = m.shape;
+    Memory* memory = m.weight_memory;
+    bool made = make_weight(m.head, *memory++, s.d_model, s.vocab, m.type);
+    if (!s.tied) made = made && make_weight(m.table, *memory, s.d_model, s.vocab, m.type);
+    memory++;
+    for (int l = 0; made && l < s.layers; l++) {
+        Layer& y = m.layers[l];
+        made = make_weight(y.qkv, memory[0], s.d_model, m.qkv, m.type) &&
+               make_weight(y.output, memory[1], s.heads * s.head_dim, s.d_model, m.type) &&
+               make_weight(y.gate_up, memory[2], s.d_model, 2 * m.d_hidden, m.type) &&
+               make_weight(y.down, memory[3], s.d_hidden, s.d_model, m.type);
+        memory += 4;
+    }
+    if (!made) return fail("there is no memory for the weights");
+    for (int i = 0; i < 4 * s.layers + 2; i++) m.weight_bytes += m.weight_memory[i].bytes();
+    return 0;
+}
+
+int set(Model& m, int tensor, int layer, const Source& source, int64_t rows) {
+    Layer& y = m.layers[layer];
+    Scratch row;
+    if (!row.at_least(source.columns)) return fail("there is no memory for a row of weights");
+    float* scratch = row.floats();
+    auto vector = [&](float* to) { source.row(0, to); };
+    auto matrix = [&](Weight& w, int first, int step) { pack(w, source, rows, first, step, scratch); };
+    const int key = m.queries / LANES, value = key + m.keys / LANES;
+    switch (tensor) {
+        case MLK_EMBEDDING: matrix(m.shape.tied ? m.head : m.table, 0, 1); break;
+        case MLK_NORM: vector(m.norm); break;
+        case MLK_HEAD: matrix(m.head, 0, 1); break;
+        case MLK_ATTENTION_NORM: vector(y.attention_norm); break;
+        case MLK_QUERY: matrix(y.qkv, 0, 1); break;
+        case MLK_KEY: matrix(y.qkv, key, 1); break;
+        case MLK_VALUE: matrix(y.qkv, value, 1); break;
+        case MLK_QUERY_BIAS: vector(y.bias); break;
+        case MLK_KEY_BIAS: vector(y.bias + m.queries); break;
+        case MLK_VALUE_BIAS: vector(y.bias + m.queries + m.keys); break;
+        case MLK_QUERY_NORM: vector(y.query_norm); break;
+        case MLK_KEY_NORM: vector(y.key_norm); break;
+        case MLK_OUTPUT: matrix(y.output, 0, 1); break;
+        case MLK_FEED_FORWARD_NORM: vector(y.feed_forward_norm); break;
+        case MLK_GATE: matrix(y.gate_up, 0, 2); break;
+        case MLK_UP: matrix(y.gate_up, 1, 2); break;
+        default: matrix(y.down, 0, 1); break;
+    }
+    return 0;
+}
+
+int missing(const Model& m) {
+    for (int l = 0; l < m.shape.layers; l++)
+        for (int t = l ? MLK_ATTENTION_NORM : 0; t < MLK_TENSORS; t++)
+            if (is_wanted(m.shape, t) && !m.is_set[l * MLK_TENSORS + t]) return fail("layer %d lacks its %s", l, NAMES[t]);
+    return 0;
+}
+
+void destroy(Model* m) {
+    if (m->own)
+        for (int t = 0; t < m->team.made(); t++) m->own[t].~Own();
+    if (m->weight_memory)
+        for (int i = 0; i < 4 * m->shape.layers + 2; i++) m->weight_memory[i].free();
+    free(m->own), free(m->weight_memory), free(m->layers), free(m->is_set), free(m->stage_pieces);
+    m->~Model();
+    free(m);
+}
+
+}  // namespace
+
+int fail(const char* format, ...) {
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(last_error, sizeof last_error, format, arguments);
+    va_end(arguments);
+    return -1;
+}
+
+}  // namespace mlk
+
+// The C interface -----------------------------------------------------------------------------------------------------
+
+using namespace mlk;
+
+struct mlk_model : Model {};
+
+#define MLK_TEXT_(x) #x
+#define MLK_TEXT(x) MLK_TEXT_(x)
+#if !defined(MLK_BUILD)
+#define MLK_BUILD unknown
+#endif
+
+int32_t mlk_abi(void) { return MLK_ABI; }
+int32_t mlk_numerics(void) { return MLK_NUMERICS; }
+const char* mlk_build(void) { return MLK_TEXT(MLK_BUILD); }
+const char* mlk_error(void) { return last_error; }
+const char* mlk_backend(void) { return chosen() ? chosen()->name : nullptr; }
+const char* mlk_backends(void) { return runnable(); }
+const char* mlk_backend_for(uint32_t ecx1, uint32_t ebx7, uint32_t xcr0) { return best_for({ecx1, ebx7, xcr0})->name; }
+
+static const Backend* backend_or_error() {
+    const Backend* backend = chosen();
+    if (!backend) fail("MINILAB_KERNELS must be one of: %s; got %s", runnable(), getenv("MINILAB_KERNELS"));
+    return backend;
+}
+
+mlk_model* mlk_create(const mlk_shape* shape, int32_t type, int32_t slots, int32_t threads) {
+    const Backend* backend = backend_or_error();
+    if (!backend || check(*shape, type, slots, threads)) return nullptr;
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 64, sizeof(mlk_model))) {
+        fail("there is no memory for a model");
+        return nullptr;
+    }
+    const RoundingMode mode;
+    mlk_model* m = new (memory) mlk_model();
+    m->shape = *shape, m->type = type, m->slots = slots, m->backend = backend;
+    if (!m->team.start(threads, shape->layers * 6 + 2)) fail("there is no memory for a team of threads");
+    else if (!lay_out(*m) && !make_weights(*m)) return m;
+    destroy(m);
+    return nullptr;
+}
+
+void mlk_destroy(mlk_model* model) {
+    if (model) destroy(model);
+}
+
+int32_t mlk_set(mlk_model* m, int32_t tensor, int32_t layer, int32_t source_type, const void* data, int64_t rows, int64_t columns) {
+    if (tensor < 0 || tensor >= MLK_TENSORS || !is_wanted(m->shape, tensor)) return fail("this model has no tensor %d", tensor);
+    if (layer < 0 || layer >= (tensor < MLK_ATTENTION_NORM ? 1 : m->shape.layers)) return fail("there is no layer %d", layer);
+    if (source_type != MLK_FLOAT32 && source_type != MLK_BFLOAT16 && source_type != MLK_FLOAT16)
+        return fail("weights come as float32, bfloat16 or float16, got type %d", source_type);
+    int64_t want_rows, want_columns;
+    dimensions(m->shape, tensor, &want_rows, &want_columns);
+    if (rows != want_rows || columns != want_columns)
+        return fail("%s must be (%lld, %lld), got (%lld, %lld)", NAMES[tensor], static_cast<long long>(want_rows),
+                    static_cast<long long>(want_columns), static_cast<long long>(rows), static_cast<long long>(columns));
+    const RoundingMode mode;
+    if (set(*m, tensor, layer, {data, source_type, columns}, is_vector(tensor) ? 1 : rows)) return -1;
+    m->is_set[layer * MLK_TENSORS + tensor] = true;
+    return 0;
+}
+
+int32_t mlk_run(mlk_model* m, const mlk_step* step) {
+    if (m->steps == 0 && missing(*m)) return -1;
+    const RoundingMode mode;
+    return run_step(*m, *step);
+}
+
+void mlk_release(mlk_model* m, int32_t slot) {
+    if (slot < 0 || slot >= m->slots || m->cache.bytes() <= SMALL_CACHE) return;
+    m->cache.release(slot * m->slot_stride * 4, m->slot_stride * 4);
+}
+
+int32_t mlk_threads(mlk_model* m, int32_t threads) {
+    m->team.use(threads);
+    return m->team.size();
+}
+
+int64_t mlk_weight_bytes(const mlk_model* m) { return m->weight_bytes; }
+
+mlk_sampler* mlk_sampler_create(uint64_t number, float temperature, int32_t top_k, float top_p) {
+    mlk_sampler* sampler = static_cast<mlk_sampler*>(malloc(sizeof(mlk_sampler)));
+    if (!sampler) return nullptr;
+    sampler->divisor = temperature, sampler->greedy = temperature == 0.f;
+    sampler->top_k = top_k, sampler->top_p = top_p;
+    seed(*sampler, number);
+    return sampler;
+}
+
+void mlk_sampler_destroy(mlk_sampler* sampler) { free(sampler); }
+
+void mlk_sampler_skip(mlk_sampler* sampler, int32_t vocab, int64_t tokens) {
+    if (!sampler->greedy && tokens > 0) skip(*sampler, 2 * static_cast<uint64_t>(vocab) * static_cast<uint64_t>(tokens));
+}
+
+int32_t mlk_choose(const float* logits, int64_t stride, int32_t rows, int32_t vocab, mlk_sampler* const* samplers, int32_t* tokens) {
+    const Backend* backend = backend_or_error();
+    Draw draw;
+    if (!backend) return -1;
+    if (!draw.at_least(vocab)) return fail("there is no memory for a draw");
+    const RoundingMode mode;
+    for (int r = 0; r < rows; r++)
+        tokens[r] = choose(*backend, logits + r * stride, vocab, samplers ? samplers[r] : nullptr, draw);
+    return 0;
+}
+
+int32_t mlk_probabilities(const float* logits, int32_t vocab, const mlk_sampler* sampler, float* out) {
+    const Backend* backend = backend_or_error();
+    Draw draw;
+    if (!backend) return -1;
+    if (!draw.at_least(vocab)) return fail("there is no memory for a draw");
+    const RoundingMode mode;
+    probabilities_of(*backend, logits, vocab, *sampler, draw);
+    memcpy(out, draw.probabilities.floats(), static_cast<size_t>(vocab) * 4);
+    return 0;
+}
+
+int32_t mlk_rope(const mlk_shape* shape, float* cosine, float* sine) {
+    if (check(*shape, MLK_FLOAT32, 1, 1)) return -1;
+    const RoundingMode mode;
+    rope_tables(*shape, cosine, sine);
+    return 0;
+}
+
+int32_t mlk_functions(const float* a, const float* b, const float* c, float* fused, float* exps, float* silus, int32_t count) {
+    const Backend* backend = backend_or_error();
+    if (!backend) return -1;
+    if (count % LANES) return fail("count must be a multiple of %d, got %d", LANES, count);
+    const RoundingMode mode;
+    backend->functions(a, b, c, fused, exps, silus, count);
+    return 0;
+}
+
+void mlk_to_bfloat16(const float* from, uint16_t* to, int64_t count) {
+    for (int64_t i = 0; i < count; i++) to[i] = to_bfloat16(from[i]);
+}
+
+void mlk_from_float16(const uint16_t* from, float* to, int64_t count) {
+    const RoundingMode mode;
+    for (int64_t i = 0; i < count; i++) to[i] = from_float16(from[i]);
+}
+
+void mlk_logarithms(const double* from, double* to, int64_t count) {
+    const RoundingMode mode;
+    for (int64_t i = 0; i < count; i++) to[i] = exact_log(from[i]);
+}

@@ -1,0 +1,119 @@
+// What is done to a row by itself: RMS norm, rotary positions, and the numbers of sampling.
+#pragma once
+
+#include "attention.h"
+
+namespace {
+
+void norm(const mlk::Norm& job) {
+    V16 sum = zero16();
+    for (int i = 0; i < job.size; i += LANES) {
+        const V16 x = load16(job.x + i);
+        sum = fma16(x, x, sum);
+    }
+    const V16 inverse = splat16(1.f / __builtin_sqrtf(sum_of_lanes(sum) / static_cast<float>(job.size) + job.eps));
+    for (int i = 0; i < job.size; i += LANES) store16(job.out + i, load16(job.x + i) * inverse * load16(job.gain + i));
+}
+
+// A head, normed where it has a gain, its halves turned by the angle of the position: into `to`, (padded head_dim).
+void turn(const float* head, const mlk::Place& job, const float* gain, float* to) {
+    const int size = job.head_dim, half = size / 2, end = static_cast<int>(padded(size));
+    alignas(64) float own[LARGEST_HEAD];
+    for (int d = 0; d < size; d++) own[d] = head[d];
+    for (int d = size; d < end; d++) own[d] = 0.f;
+    if (gain) norm({own, own, gain, size, job.eps});
+    for (int d = 0; d < end; d++) to[d] = 0.f;
+    alignas(64) float low[LANES], high[LANES];
+    for (int d = 0; d < half; d += LANES) {
+        const int count = half - d < LANES ? half - d : LANES;
+        V16 a, b, c, s;
+        if (count == LANES) {
+            a = load16(own + d), b = load16(own + half + d), c = load16(job.cosine + d), s = load16(job.sine + d);
+        } else {
+            alignas(64) float rest[4][LANES] = {};
+            for (int i = 0; i < count; i++) {
+                rest[0][i] = own[d + i], rest[1][i] = own[half + d + i];
+                rest[2][i] = job.cosine[d + i], rest[3][i] = job.sine[d + i];
+            }
+            a = load16(rest[0]), b = load16(rest[1]), c = load16(rest[2]), s = load16(rest[3]);
+        }
+        store16(low, fma16(a, c, zero16() - b * s));
+        store16(high, fma16(b, c, a * s));
+        for (int i = 0; i < count; i++) to[d + i] = low[i], to[half + d + i] = high[i];
+    }
+}
+
+void place(const mlk::Place& job) {
+    const int size = job.head_dim;
+    const int64_t stride = padded(size);
+    alignas(64) float turned[LARGEST_HEAD];
+    for (int h = 0; h < job.heads; h++) {
+        float* query = job.queries + h * size;
+        turn(query, job, job.query_gain, turned);
+        for (int d = 0; d < size; d++) query[d] = turned[d];
+    }
+    turn(job.key, job, job.key_gain, turned);
+    float* key = job.strip.keys + int64_t{job.position / LANES} * size * LANES + job.position % LANES;
+    for (int d = 0; d < size; d++) key[d * LANES] = turned[d];
+    float* value = job.strip.values + job.position * stride;
+    for (int d = 0; d < size; d++) value[d] = job.value[d];
+    for (int d = size; d < stride; d++) value[d] = 0.f;
+}
+
+mlk::Top top(const float* logits, int count) {
+    const float none = -__builtin_inff();
+    V16 most = splat16(none);
+    Bits is_nan[PARTS] = {};
+    int i = 0;
+    for (; i + LANES <= count; i += LANES) {
+        const V16 x = load16(logits + i);
+        most = max16(x, most);  // the old one where x is NaN
+        MLK_UNROLL for (int p = 0; p < PARTS; p++) is_nan[p] |= x.part[p] != x.part[p];
+    }
+    float highest = max_of_lanes(most);
+    bool bad = false;
+    for (int p = 0; p < PARTS; p++)
+        for (int j = 0; j < WIDTH; j++) bad |= is_nan[p][j] != 0;
+    for (; i < count; i++) {
+        bad |= logits[i] != logits[i];
+        highest = logits[i] > highest ? logits[i] : highest;
+    }
+    if (bad || !(highest - highest == 0.f)) return {highest, -1};
+    int id = 0;
+    while (logits[id] != highest) id++;
+    return {logits[id], id};
+}
+
+float exponentials(const float* logits, int count, float highest, float divisor, float* out) {
+    const V16 from = splat16(highest), by = splat16(divisor);
+    V16 sum = zero16();
+    for (int i = 0; i < count; i += LANES) {
+        V16 x;
+        if (i + LANES <= count) {
+            x = load16(logits + i);
+        } else {
+            alignas(64) float rest[LANES];
+            for (int j = 0; j < LANES; j++) rest[j] = i + j < count ? logits[i + j] : -__builtin_inff();
+            x = load16(rest);
+        }
+        const V16 e = exp16((x - from) / by);
+        store16(out + i, e);
+        sum = sum + e;
+    }
+    return sum_of_lanes(sum);
+}
+
+void divide(float* numbers, int count, float by) {
+    const V16 divisor = splat16(by);
+    for (int i = 0; i < count; i += LANES) store16(numbers + i, load16(numbers + i) / divisor);
+}
+
+void functions(const float* a, const float* b, const float* c, float* fused, float* exps, float* silus, int count) {
+    for (int i = 0; i < count; i += LANES) {
+        store16(fused + i, fma16(load16(a + i), load16(b + i), load16(c + i)));
+        store16(exps + i, exp16(load16(a + i)));
+        store16(silus + i, silu16(load16(a + i)));
+    }
+}
+
+}  // namespace
