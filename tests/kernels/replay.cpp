@@ -1,0 +1,73 @@
+// Replays a file of tensors and steps with the library that it is linked to, and writes all logits and tokens: the same
+// program for every processor, so that another machine's bits can be compared without Python there.
+#include <cstdio>
+#include <cstdlib>
+
+#include "minilab_kernels.h"
+
+namespace {
+
+FILE* input;
+
+void take(void* to, size_t bytes) {
+    if (fread(to, 1, bytes, input) != bytes) {
+        fprintf(stderr, "the file is cut short\n");
+        exit(2);
+    }
+}
+template <class T> T number() {
+    T value;
+    take(&value, sizeof value);
+    return value;
+}
+void* block(int64_t bytes) {
+    void* data = malloc(static_cast<size_t>(bytes) + 1);
+    take(data, static_cast<size_t>(bytes));
+    return data;
+}
+void check(int32_t status) {
+    if (status) {
+        fprintf(stderr, "%s\n", mlk_error());
+        exit(1);
+    }
+}
+
+}  // namespace
+
+int main(int count, char** arguments) {
+    if (count != 4 || !(input = fopen(arguments[1], "rb"))) return 2;
+    FILE* output = fopen(arguments[2], "wb");
+    const mlk_shape shape = number<mlk_shape>();
+    const int32_t type = number<int32_t>(), slots = number<int32_t>();
+    mlk_model* model = mlk_create(&shape, type, slots, atoi(arguments[3]));
+    if (!model) check(-1);
+    for (int32_t n = number<int32_t>(); n--;) {
+        const int32_t tensor = number<int32_t>(), layer = number<int32_t>();
+        const int64_t rows = number<int64_t>(), columns = number<int64_t>();
+        void* data = block(rows * columns * 4);
+        check(mlk_set(model, tensor, layer, MLK_FLOAT32, data, rows, columns));
+        free(data);
+    }
+    for (int32_t n = number<int32_t>(); n--;) {
+        mlk_step step = {};
+        step.rows = step.outputs = number<int32_t>();
+        step.ids = static_cast<int32_t*>(block(step.rows * 4));
+        step.slots = static_cast<int32_t*>(block(step.rows * 4));
+        step.positions = static_cast<int32_t*>(block(step.rows * 4));
+        int32_t* rows = static_cast<int32_t*>(malloc(step.rows * 4));
+        mlk_sampler** samplers = static_cast<mlk_sampler**>(malloc(step.rows * sizeof(mlk_sampler*)));
+        for (int r = 0; r < step.rows; r++) {
+            rows[r] = r;
+            samplers[r] = mlk_sampler_create(static_cast<uint64_t>(n * 1000 + r), 0.9f, r % 2 ? 20 : 0, r % 3 ? 0.9f : 1.f);
+        }
+        step.output_rows = rows, step.samplers = samplers;
+        step.logits = static_cast<float*>(malloc(sizeof(float) * step.rows * shape.vocab));
+        step.tokens = static_cast<int32_t*>(malloc(step.rows * 4));
+        check(mlk_run(model, &step));
+        fwrite(step.logits, 4, static_cast<size_t>(step.rows) * shape.vocab, output);
+        fwrite(step.tokens, 4, step.rows, output);
+    }
+    mlk_destroy(model);
+    fclose(output);
+    printf("%s\n", mlk_backend());
+}

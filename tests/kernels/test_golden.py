@@ -1,0 +1,55 @@
+"""Every build gives the golden bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from kernels.golden import MODELS, compile_replay, cross_toolchain, expected, hashes
+
+from minilab_gen.kernels.build import build, library_name, toolchain
+from minilab_gen.kernels.decoder import WEIGHT_TYPES
+from minilab_gen.kernels.library import numerics
+
+HASHES = [f"{name} {weights}" for name in MODELS for weights in WEIGHT_TYPES]
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("native")
+    return compile_replay(_copied(folder), toolchain())
+
+
+def _copied(folder: Path) -> Path:
+    """The installed library, where a program may stand beside it."""
+    copy = folder / library_name()
+    copy.write_bytes(build().read_bytes())
+    return copy
+
+
+def test_the_golden_bits_are_of_these_numerics_and_all_models() -> None:
+    assert expected()["numerics"] == numerics()
+    assert list(expected()["bits"]) == HASHES
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_back_end_gives_the_golden_bits(each_backend: str, program: Path, tmp_path: Path, threads: int) -> None:
+    assert hashes(tmp_path, program, each_backend, threads) == expected()["bits"]
+
+
+@pytest.mark.parametrize("backend", ["neon", "plain"])
+def test_arm_gives_the_golden_bits(backend: str, tmp_path: Path) -> None:
+    found = cross_toolchain()
+    if found is None:
+        pytest.skip("SKIPPED: g++-aarch64-linux-gnu and qemu-user-static are not installed")
+    tools, runner = found
+    program = compile_replay(build(tmp_path / "libkernels.so", tools), tools)
+
+    assert hashes(tmp_path, program, backend, 2, runner) == expected()["bits"]
+
+
+@pytest.mark.parametrize("level", ["-O0", "-O1"])
+def test_an_unoptimized_build_gives_the_golden_bits(level: str, tmp_path: Path) -> None:
+    program = compile_replay(build(tmp_path / "libkernels.so", extra=(level,)), toolchain())
+
+    assert hashes(tmp_path, program, "", 2) == expected()["bits"]
