@@ -21,7 +21,7 @@ COMPOSE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench chaos compose-test pictures check format lint types contracts setup
+.PHONY: help demo test bench chaos compose-test pictures check format lint types contracts kernels golden setup
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,6 +45,12 @@ chaos: $(VENV)/.dev  ## kill, pause and cut off everything around a service unde
 
 compose-test: $(VENV)/.dev  ## build the containers and do the same to them, where there is Docker (COMPOSE=docker-compose)
 	@PYTHONPATH=tests COMPOSE='$(COMPOSE)' $(BIN)/python -m containers
+
+kernels: $(VENV)/.worker  ## compile the kernels anew where their sources changed
+	@$(BIN)/python -m minilab_gen.kernels.build --strict
+
+golden: $(VENV)/.dev  ## compare every build with the golden bits, aarch64 under qemu, too
+	@PYTHONPATH=tests $(BIN)/python -m kernels.golden --cross
 
 pictures: $(VENV)/.worker  ## make docs/session.svg and docs/watch.svg again, of real runs
 	@$(BIN)/python docs/pictures.py

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from minilab_gen.kernels.build import library_name
+
 ROOT = Path(__file__).parent.parent
 PACKAGES = [ROOT / "minilab_gen", ROOT / "worker" / "minilab_worker", ROOT / "client" / "minilab_client"]
 SOURCES = sorted(file for folder in [*PACKAGES, ROOT / "tests", ROOT / "benchmarks"] for file in folder.rglob("*.py"))
@@ -95,6 +97,14 @@ def test_every_module_is_in_the_wheel(wheel: zipfile.Path) -> None:
     modules = {str(file.relative_to(folder.parent)) for folder in PACKAGES for file in folder.rglob("*.py")}
 
     assert {name for name in wheel.root.namelist() if name.endswith(".py")} == modules
+
+
+def test_the_wheel_carries_the_compiled_kernels_and_says_for_which_platform(wheel: zipfile.Path) -> None:
+    assert (wheel / "minilab_gen" / "kernels" / library_name()).exists()
+    (facts,) = [entry for entry in wheel.iterdir() if entry.name.endswith(".dist-info")]
+    tag = (facts / "WHEEL").read_text(encoding="utf-8")
+    assert "Root-Is-Purelib: false" in tag
+    assert "Tag: py3-none-" in tag and "py3-none-any" not in tag
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])

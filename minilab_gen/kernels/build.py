@@ -42,8 +42,10 @@ BACKENDS = {
     "x86_64": {
         "PLAIN": [],
         "AVX2": ["-mavx2", "-mfma"],
-        # gcc 12 warns about its own headers.
-        "AVX512": "-mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx2 -mfma -Wno-uninitialized -Wno-maybe-uninitialized".split(),
+        "AVX512": [
+            *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
+            *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # gcc 12 warns about its own headers
+        ],
     },
     "aarch64": {"PLAIN": [], "NEON": []},
 }
@@ -71,15 +73,24 @@ def library_name(system: str = sys.platform) -> str:
     return "libminilab_kernels.dylib" if system == "darwin" else "libminilab_kernels.so"
 
 
+def has_compiler() -> bool:
+    """Whether ``CXX`` or the system has a compiler."""
+    return _system_compiler() is not None
+
+
+def _system_compiler() -> list[str] | None:
+    named = shlex.split(os.environ.get("CXX", ""))
+    candidates = [named] if named else [["c++"], ["g++"], ["clang++"]]
+    return next((command for command in candidates if shutil.which(command[0])), None)
+
+
 def toolchain() -> Toolchain:
     """``CXX``, else the system's compiler, else ziglang from PyPI. Raises BuildError where there is none."""
     machine = platform.machine().lower()
     machine = _MACHINES.get(machine, machine)
-    named = shlex.split(os.environ.get("CXX", ""))
-    for command in ([named] if named else []) + [["c++"], ["g++"], ["clang++"]]:
-        if shutil.which(command[0]):
-            as_needed = [] if sys.platform == "darwin" else ["-Wl,--as-needed"]
-            return Toolchain(tuple(command), (*command, *as_needed), machine)
+    if command := _system_compiler():
+        as_needed = [] if sys.platform == "darwin" else ["-Wl,--as-needed"]
+        return Toolchain(tuple(command), (*command, *as_needed), machine)
     if importlib.util.find_spec("ziglang"):
         zig = (sys.executable, "-m", "ziglang")
         return Toolchain((*zig, "c++"), (*zig, "cc"), machine)  # cc links no C++ library, so that none is built first

@@ -128,10 +128,15 @@ class Decoder:
         The rows of a slot stand together at ascending positions; ``output_rows`` ascend. Without samplers the most
         probable tokens are taken. ``logits`` is the address of room for (outputs, vocab) floats, if they are wanted.
         """
-        flat = [values if isinstance(values, array) else array("i", values) for values in (ids, slots, positions, output_rows)]
+        flat = [
+            values if isinstance(values, array) else array("i", values)
+            for values in (ids, slots, positions, output_rows)
+        ]
         rows, outputs = len(flat[0]), len(flat[3])
         if len(flat[1]) != rows or len(flat[2]) != rows:
-            raise KernelError(f"ids, slots and positions must be equally many, got {rows}, {len(flat[1])}, {len(flat[2])}")
+            raise KernelError(
+                f"ids, slots and positions must be equally many, got {rows}, {len(flat[1])}, {len(flat[2])}"
+            )
         if samplers is not None and len(samplers) != outputs:
             raise KernelError(f"samplers must be as many as output rows, {outputs}, got {len(samplers)}")
         tokens = array("i", bytes(4 * outputs))

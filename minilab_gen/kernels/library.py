@@ -78,9 +78,13 @@ def library(path: Path | None = None) -> ctypes.CDLL:
         loaded = ctypes.CDLL(str(path))
         found = loaded.mlk_abi()
     except (OSError, AttributeError) as error:
-        raise KernelError(f"{path} cannot be loaded: {error}; `python -m minilab_gen.kernels.build` makes it anew") from error
+        raise KernelError(
+            f"{path} cannot be loaded: {error}; `python -m minilab_gen.kernels.build` makes it anew"
+        ) from error
     if found != ABI:
-        raise KernelError(f"{path} must have interface {ABI}, got {found}; `python -m minilab_gen.kernels.build` makes it anew")
+        raise KernelError(
+            f"{path} must have interface {ABI}, got {found}; `python -m minilab_gen.kernels.build` makes it anew"
+        )
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(loaded, name)
         function.restype, function.argtypes = result, arguments

@@ -15,7 +15,9 @@ from minilab_gen.model_config import ModelConfig, RopeScaling
 Logits = dict[tuple[int, int], Tensor]
 """Of each sequence and position, (vocab,)."""
 
-TINY = ModelConfig(vocab_size=83, context_length=64, n_layer=2, n_head=6, n_kv_head=2, d_model=36, d_hidden=52, own_head_dim=12)
+TINY = ModelConfig(
+    vocab_size=83, context_length=64, n_layer=2, n_head=6, n_kv_head=2, d_model=36, d_hidden=52, own_head_dim=12
+)
 """No size is a multiple of 16."""
 
 KINDS: Mapping[str, ModelConfig] = {
@@ -41,12 +43,23 @@ def tensor_shapes(config: ModelConfig) -> dict[tuple[str, int], tuple[int, ...]]
     """The kernels' tensors of a shape, by name and layer."""
     queries, keys, _ = config.qkv_sizes
     d, hidden, vocab = config.d_model, config.d_hidden, config.vocab_size
-    of_layer: dict[str, tuple[int, ...]] = {"attention_norm": (d,), "query": (queries, d), "key": (keys, d), "value": (keys, d)}
+    of_layer: dict[str, tuple[int, ...]] = {
+        "attention_norm": (d,),
+        "query": (queries, d),
+        "key": (keys, d),
+        "value": (keys, d),
+    }
     if config.qkv_bias:
         of_layer |= {"query_bias": (queries,), "key_bias": (keys,), "value_bias": (keys,)}
     if config.head_norm:
         of_layer |= {"query_norm": (config.head_dim,), "key_norm": (config.head_dim,)}
-    of_layer |= {"output": (d, queries), "feed_forward_norm": (d,), "gate": (hidden, d), "up": (hidden, d), "down": (d, hidden)}
+    of_layer |= {
+        "output": (d, queries),
+        "feed_forward_norm": (d,),
+        "gate": (hidden, d),
+        "up": (hidden, d),
+        "down": (d, hidden),
+    }
     shapes: dict[tuple[str, int], tuple[int, ...]] = {("embedding", 0): (vocab, d), ("norm", 0): (d,)}
     if not config.tied_embeddings:
         shapes["head", 0] = (vocab, d)
@@ -58,7 +71,9 @@ def tensors_of(config: ModelConfig) -> dict[tuple[str, int], Tensor]:
     made = {}
     for seed, (key, shape) in enumerate(tensor_shapes(config).items()):
         values = numbers(seed, *shape)
-        made[key] = values * (3.0 / shape[-1] ** 0.5) if len(shape) > 1 else values * 0.3 + (1.0 if "norm" in key[0] else 0.0)
+        made[key] = (
+            values * (3.0 / shape[-1] ** 0.5) if len(shape) > 1 else values * 0.3 + (1.0 if "norm" in key[0] else 0.0)
+        )
     return made
 
 

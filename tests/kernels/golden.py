@@ -52,7 +52,9 @@ def steps_of(config: ModelConfig) -> list[list[tuple[int, int, int]]]:
     prompts = sequences(config, [length + 4 for length in _LENGTHS])
     rows = [[(ids[at], slot, at) for at in range(len(ids))] for slot, ids in enumerate(prompts)]
     steps = [[*rows[0][:13], *rows[1][:17], *rows[2][:5]], [*rows[3][:24], *rows[0][13:30]]]
-    return steps + [[row[length + n] for row, length in zip(rows, _LENGTHS, strict=True)][: 4 - n % 2] for n in range(4)]
+    return steps + [
+        [row[length + n] for row, length in zip(rows, _LENGTHS, strict=True)][: 4 - n % 2] for n in range(4)
+    ]
 
 
 def write_case(file: Path, name: str, weights: str) -> None:
@@ -75,7 +77,16 @@ def compile_replay(library: Path, tools: Toolchain, extra: tuple[str, ...] = ())
     program = library.with_name("replay")
     flags = [flag for flag in FLAGS if flag != "-fvisibility=hidden"]
     source = [str(Path(__file__).parent / "replay.cpp"), f"-I{SOURCE}"]
-    command = [*tools.compile, *flags, *extra, *source, str(library), f"-Wl,-rpath,{library.parent}", "-o", str(program)]
+    command = [
+        *tools.compile,
+        *flags,
+        *extra,
+        *source,
+        str(library),
+        f"-Wl,-rpath,{library.parent}",
+        "-o",
+        str(program),
+    ]
     subprocess.run(command, check=True)
     return program
 
@@ -84,7 +95,13 @@ def replayed(program: Path, case: Path, threads: int = 1, runner: tuple[str, ...
     """The hash of what a program answers."""
     out = case.with_suffix(".out")
     environment = os.environ | {"MINILAB_KERNELS": backend}
-    ended = subprocess.run([*runner, str(program), str(case), str(out), str(threads)], env=environment, check=True, stdout=subprocess.PIPE, text=True)
+    ended = subprocess.run(
+        [*runner, str(program), str(case), str(out), str(threads)],
+        env=environment,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     assert not backend or ended.stdout.strip() == backend
     return hashlib.sha256(out.read_bytes()).hexdigest()[:32]
 
@@ -147,7 +164,10 @@ def _compare(folder: Path, program: Path, backend: str, threads: int, runner: tu
     found = hashes(folder, program, backend, threads, runner)
     wrong = [name for name in bits if found[name] != bits[name]]
     where = f"{backend}{' under qemu' if runner else ''}, {threads} threads"
-    print(f"{where}: {len(bits) - len(wrong)} of {len(bits)} equal{': not ' if wrong else ''}{', '.join(wrong)}", flush=True)
+    print(
+        f"{where}: {len(bits) - len(wrong)} of {len(bits)} equal{': not ' if wrong else ''}{', '.join(wrong)}",
+        flush=True,
+    )
     return bool(wrong)
 
 

@@ -136,17 +136,21 @@ def logits_of(
                 out = np.stack([[turned(h, tables[0][t], tables[1][t]) for h in row] for t, row in enumerate(out)])
             rows[name] = out
         queries = rows["query"] * (np.float32(1) / np.sqrt(np.float32(size)))
-        mixed = np.stack([
-            np.concatenate([
-                attended(
-                    queries[t, h],
-                    rows["key"][: t + 1, h // (heads // kv_heads)],
-                    rows["value"][: t + 1, h // (heads // kv_heads)],
+        mixed = np.stack(
+            [
+                np.concatenate(
+                    [
+                        attended(
+                            queries[t, h],
+                            rows["key"][: t + 1, h // (heads // kv_heads)],
+                            rows["value"][: t + 1, h // (heads // kv_heads)],
+                        )
+                        for h in range(heads)
+                    ]
                 )
-                for h in range(heads)
-            ])
-            for t in range(len(ids))
-        ])
+                for t in range(len(ids))
+            ]
+        )
         x = x + matrix["output", layer](mixed)
         normed = np.stack([norm(row, vector["feed_forward_norm", layer], config.norm_eps) for row in x])
         hidden = silu(matrix["gate", layer](normed)) * matrix["up", layer](normed)

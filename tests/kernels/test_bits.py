@@ -70,7 +70,9 @@ def test_a_prompt_may_be_read_in_any_chunks_in_any_slot(weights: WeightType, chu
     alone = one_by_one(decoder_of(KINDS["odd"], weights), prompts)
 
     for threads, slot in ((1, 0), (2, 5), (4, 7)):
-        assert differences(alone, chunked(decoder_of(KINDS["odd"], weights, threads=threads), prompts, chunks, slot)) == []
+        assert (
+            differences(alone, chunked(decoder_of(KINDS["odd"], weights, threads=threads), prompts, chunks, slot)) == []
+        )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 4])

@@ -27,6 +27,10 @@ SETTINGS = [
 ]
 
 
+LEAST = 1e-36
+"""Below it we have 0 where torch may have a subnormal number: no draw of 2^53 steps can tell."""
+
+
 def rows_of_logits(vocab: int, rows: int = 40, seed: int = 1) -> Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(rows, vocab, generator=generator) * torch.linspace(0.1, 12, rows)[:, None]
@@ -47,20 +51,23 @@ def choose(logits: Tensor, samplers: list[TokenSampler]) -> list[int]:
     return list(tokens)
 
 
-@pytest.mark.parametrize("vocab", [1, 2, 17, 96, 2048, 50_000])
+@pytest.mark.parametrize("vocab", [1, 17, 2048, 50_000])
 @pytest.mark.parametrize("settings", [s for s in SETTINGS if not s.is_greedy], ids=str)
-def test_probabilities_are_those_of_torch_within_rounding(each_backend: str, settings: SamplingSettings, vocab: int) -> None:
-    for logits in rows_of_logits(vocab, 8):
+def test_probabilities_are_those_of_torch_within_rounding(
+    each_backend: str, settings: SamplingSettings, vocab: int
+) -> None:
+    for logits in rows_of_logits(vocab, 4):
         wanted, found = next_token_probabilities(logits, settings), probabilities(logits, settings)
-        assert torch.equal(found > 0, wanted > 1e-38) or ((found > 0) != (wanted > 0)).sum() <= 1  # the last of a nucleus
+        kept = wanted > LEAST
+        assert ((found > LEAST) != kept).sum() <= (settings.top_p is not None)  # the last of a nucleus, by a rounding
         assert torch.allclose(found, wanted, rtol=2e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("vocab", [96, 2048, 50_000])
+@pytest.mark.parametrize("vocab", [96, 2048, 20_000])
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_draws_are_those_of_torch_multinomial(each_backend: str, settings: SamplingSettings, vocab: int) -> None:
     ours, reference = TokenSampler(settings), Sampler(settings, vocab)
-    logits = rows_of_logits(vocab, 40)
+    logits = rows_of_logits(vocab, 15)
 
     assert [choose(row[None], [ours])[0] for row in logits] == [reference.choose(row) for row in logits]
 
@@ -93,6 +100,8 @@ def test_a_step_draws_what_its_logits_give_whoever_stands_beside(each_backend: s
 
     for threads in (1, 3):
         samplers = [TokenSampler(s) for s in settings]
-        tokens = decoder_of(config, threads=threads).run(*zip(*rows, strict=True), outputs, samplers=samplers, logits=out.data_ptr())
+        tokens = decoder_of(config, threads=threads).run(
+            *zip(*rows, strict=True), outputs, samplers=samplers, logits=out.data_ptr()
+        )
         assert tokens == [choose(row[None], [TokenSampler(s)])[0] for row, s in zip(out, settings, strict=True)]
         assert tokens == [Sampler(s, config.vocab_size).choose(row) for row, s in zip(out, settings, strict=True)]

@@ -79,7 +79,9 @@ def test_fma_is_rounded_once_for_all_kinds_of_numbers(each_backend: str) -> None
 
 
 def test_exp_and_silu_have_the_bits_of_the_rules_and_are_near_the_truth(each_backend: str) -> None:
-    x = np.concatenate([np.linspace(-104, 88, 1 << 16, dtype=np.float32), -np.logspace(-30, 1, 1 << 12, dtype=np.float32)])
+    x = np.concatenate(
+        [np.linspace(-104, 88, 1 << 16, dtype=np.float32), -np.logspace(-30, 1, 1 << 12, dtype=np.float32)]
+    )
     _, exps, silus = functions(x, x, x)
 
     assert np.array_equal(bits(exps), bits(reference.exp(x)))
@@ -135,7 +137,9 @@ def test_of_equal_logits_the_lowest_id_is_chosen(each_backend: str) -> None:
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8"])
 @pytest.mark.parametrize("name", ["query", "value", "output", "gate", "down", "attention_norm", "key_bias"])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_weight_that_is_no_number_ends_in_no_token(each_backend: str, weights: WeightType, name: str, bad: float) -> None:
+def test_a_weight_that_is_no_number_ends_in_no_token(
+    each_backend: str, weights: WeightType, name: str, bad: float
+) -> None:
     config = KINDS["qwen-2"]
     decoder = decoder_of(config, weights, threads=2)
     broken = tensors_of(config)[name, 1].clone()
@@ -173,7 +177,15 @@ def to_bfloat16(x: reference.Floats) -> NDArray[np.uint16]:
     return out
 
 
-CASES = {0x3F808000: 0x3F80, 0x3F818000: 0x3F82, 0x3F808001: 0x3F81, 0x7F7FFFFF: 0x7F80, 0x00010000: 1, 0x00008000: 0, 0x80018000: 0x8002}
+CASES = {
+    0x3F808000: 0x3F80,
+    0x3F818000: 0x3F82,
+    0x3F808001: 0x3F81,
+    0x7F7FFFFF: 0x7F80,
+    0x00010000: 1,
+    0x00008000: 0,
+    0x80018000: 0x8002,
+}
 
 
 @pytest.mark.parametrize("pattern", CASES, ids=hex)
@@ -194,7 +206,11 @@ def test_all_numbers_of_16_bits_are_read_as_torch_reads_them() -> None:
     every = np.arange(1 << 16, dtype=np.uint16)
     wide = torch.from_numpy(every).view(torch.bfloat16).float().numpy()
     out = np.empty(len(every), np.float32)
-    library().mlk_from_float16(every.ctypes.data_as(ctypes.POINTER(ctypes.c_uint16)), out.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), len(every))
+    library().mlk_from_float16(
+        every.ctypes.data_as(ctypes.POINTER(ctypes.c_uint16)),
+        out.ctypes.data_as(ctypes.POINTER(ctypes.c_float)),
+        len(every),
+    )
 
     is_nan = np.isnan(wide)
     assert np.array_equal(to_bfloat16(wide)[~is_nan], every[~is_nan])
@@ -209,7 +225,9 @@ def test_angles_far_into_a_context_are_those_of_exact_arithmetic() -> None:
     cosine, sine = np.empty((2, config.context_length, 4), np.float32)
     shape = shape_of(config)
     check(library().mlk_rope(ctypes.byref(shape), cosine.ctypes.data, sine.ctypes.data))
-    frequencies = np.array([1 / np.float32(1e6 ** float(np.float32(i) / np.float32(8))) for i in range(0, 8, 2)], np.float32)
+    frequencies = np.array(
+        [1 / np.float32(1e6 ** float(np.float32(i) / np.float32(8))) for i in range(0, 8, 2)], np.float32
+    )
     angle = (np.arange(config.context_length, dtype=np.float32)[:, None] * frequencies).astype(np.float64)
 
     assert round(float(cosine[15962, 0]), 4) == -0.908
@@ -220,7 +238,9 @@ def test_angles_far_into_a_context_are_those_of_exact_arithmetic() -> None:
 
 
 def test_logarithms_are_near_the_truth() -> None:
-    x = np.concatenate([np.random.default_rng(1).random(1 << 18), 1 - np.logspace(-16, -1, 5000), 2.0 ** -np.arange(54)])
+    x = np.concatenate(
+        [np.random.default_rng(1).random(1 << 18), 1 - np.logspace(-16, -1, 5000), 2.0 ** -np.arange(54)]
+    )
     found = np.empty_like(x)
     as_doubles = ctypes.POINTER(ctypes.c_double)
     library().mlk_logarithms(x.ctypes.data_as(as_doubles), found.ctypes.data_as(as_doubles), len(x))
@@ -304,7 +324,9 @@ def test_a_host_that_flushes_subnormals_changes_no_bit_and_keeps_its_setting() -
         ([], [], [], [], "at least 1 row"),
     ],
 )
-def test_a_step_that_makes_no_sense_is_refused(ids: list[int], slots: list[int], positions: list[int], outputs: list[int], message: str) -> None:
+def test_a_step_that_makes_no_sense_is_refused(
+    ids: list[int], slots: list[int], positions: list[int], outputs: list[int], message: str
+) -> None:
     with pytest.raises(KernelError, match=message):
         decoder_of(KINDS["odd"]).run(ids, slots, positions, outputs)
 

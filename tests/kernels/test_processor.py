@@ -51,7 +51,14 @@ def test_a_back_end_needs_every_flag_and_saved_registers(ecx1: int, ebx7: int, x
 
 @only_x86
 def test_every_flag_that_an_object_is_compiled_with_is_asked_of_the_processor() -> None:
-    asked = {"avx2": "AVX2", "fma": "FMA", "avx512f": "AVX512F", "avx512dq": "AVX512DQ", "avx512bw": "AVX512BW", "avx512vl": "AVX512VL"}
+    asked = {
+        "avx2": "AVX2",
+        "fma": "FMA",
+        "avx512f": "AVX512F",
+        "avx512dq": "AVX512DQ",
+        "avx512bw": "AVX512BW",
+        "avx512vl": "AVX512VL",
+    }
     source = (SOURCE / "processor.cpp").read_text(encoding="utf-8")
 
     for name, flags in BACKENDS["x86_64"].items():
@@ -93,11 +100,24 @@ def test_an_object_of_one_processor_offers_nothing_to_others(tmp_path: Path) -> 
         pytest.skip("SKIPPED: there is no nm to look into objects")
     name, flags = list(BACKENDS[tools.machine].items())[-1]
     object_file = tmp_path / "backend.o"
-    command = [*tools.compile, *FLAGS, *flags, f"-DMLK_BACKEND_{name}", "-c", str(SOURCE / "backend.cpp"), "-o", str(object_file)]
+    command = [
+        *tools.compile,
+        *FLAGS,
+        *flags,
+        f"-DMLK_BACKEND_{name}",
+        "-c",
+        str(SOURCE / "backend.cpp"),
+        "-o",
+        str(object_file),
+    ]
     subprocess.run(command, check=True)
 
-    listed = subprocess.run(["nm", "-C", str(object_file)], check=True, capture_output=True, text=True).stdout.splitlines()
-    outside = [line.split(maxsplit=2)[-1] for line in listed if line.split()[-2 if " " not in line[19:] else 1] not in "tbrdU"]
+    listed = subprocess.run(
+        ["nm", "-C", str(object_file)], check=True, capture_output=True, text=True
+    ).stdout.splitlines()
+    outside = [
+        line.split(maxsplit=2)[-1] for line in listed if line.split()[-2 if " " not in line[19:] else 1] not in "tbrdU"
+    ]
 
     assert outside == [f"mlk::backend_{name.lower()}"]
 
@@ -117,6 +137,8 @@ if child == 0:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) or not same)
 """
     root = Path(__file__).parents[2]
-    ended = subprocess.run([sys.executable, "-W", "ignore", "-c", program], cwd=root, env=os.environ, timeout=120, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], cwd=root, env=os.environ, timeout=120, check=False
+    )
 
     assert ended.returncode == 0
