@@ -99,18 +99,21 @@ def toolchain() -> Toolchain:
     )
 
 
-def build(target: Path | None = None, tools: Toolchain | None = None, extra: tuple[str, ...] = ()) -> Path:
+def build(
+    target: Path | None = None, tools: Toolchain | None = None, extra: tuple[str, ...] = (), *, strict: bool = False
+) -> Path:
     """Compile the library to ``target`` unless what is there was made of the same; its path. Raises BuildError."""
     target = target or HERE / library_name()
     tools = tools or toolchain()
     identity = _identity(tools, extra)
     if target.exists() and identity.encode() in target.read_bytes():
         return target
+    warnings = WARNINGS if strict else []
     with tempfile.TemporaryDirectory() as folder:
         objects, commands = [], []
         for name, source, flags in _units(tools.machine, identity):
             objects.append(str(Path(folder) / f"{name}.o"))
-            commands.append([*tools.compile, *FLAGS, *extra, *flags, "-c", str(SOURCE / source), "-o", objects[-1]])
+            commands.append([*tools.compile, *FLAGS, *warnings, *extra, *flags, "-c", str(SOURCE / source), "-o", objects[-1]])
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(_run, commands))
         linked = Path(folder) / target.name
@@ -135,7 +138,7 @@ def _identity(tools: Toolchain, extra: tuple[str, ...]) -> str:
     for file in sorted(SOURCE.iterdir()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     version = subprocess.run([*tools.compile, "--version"], capture_output=True, check=False).stdout
-    digest.update(repr((FLAGS, BACKENDS, tools, extra, version)).encode())
+    digest.update(repr((FLAGS, BACKENDS, tools.compile, tools.link, tools.machine, extra, version)).encode())
     return "b" + digest.hexdigest()[:24]
 
 
@@ -153,7 +156,7 @@ def main() -> None:
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
     told = parser.parse_args()
     try:
-        print(build(extra=tuple(WARNINGS) if told.strict else ()))
+        print(build(strict=told.strict))
     except BuildError as error:
         sys.exit(str(error))
 

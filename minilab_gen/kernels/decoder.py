@@ -103,7 +103,7 @@ class Decoder:
             raise KernelError(self._library.mlk_error().decode())
 
     def set(self, name: str, tensor: Source, layer: int = 0) -> None:
-        """Copy a tensor of float32, bfloat16 or float16 into the model. Raises KernelError for one that does not fit."""
+        """Copy a tensor of float32, bfloat16 or float16 into the model. Raises KernelError where it does not fit."""
         stored = str(tensor.dtype).removeprefix("torch.")
         if stored not in _TYPES or not tensor.is_contiguous():
             raise KernelError(f"{name} must be contiguous and of float32, bfloat16 or float16, got {stored}")

@@ -21,7 +21,7 @@ class KernelError(MiniLabError):
 class Shape(ctypes.Structure):
     """``mlk_shape``."""
 
-    _fields_ = [  # noqa: RUF012 - ctypes wants a list
+    _fields_ = [
         *((name, c_int32) for name in ("vocab", "context", "layers", "heads", "kv_heads", "head_dim")),
         *((name, c_int32) for name in ("d_model", "d_hidden", "tied", "qkv_bias", "head_norm", "reserved")),
         *((name, c_double) for name in ("norm_eps", "rope_theta", "rope_factor")),
@@ -32,7 +32,7 @@ class Shape(ctypes.Structure):
 class Step(ctypes.Structure):
     """``mlk_step``; pointers are addresses."""
 
-    _fields_ = [  # noqa: RUF012
+    _fields_ = [
         ("rows", c_int32),
         ("outputs", c_int32),
         *((name, c_void_p) for name in ("ids", "slots", "positions", "output_rows", "logits", "tokens", "samplers")),

@@ -50,7 +50,7 @@ def lane_sum(lanes: Floats) -> np.float32:
 
 
 def exp(x: Any) -> Floats:
-    """e to the x, for x up to 88."""
+    """E to the x, for x up to 88."""
     f, x = np.float32, np.asarray(x, np.float32)
     magic = f(12582912.0)
     clamped = np.maximum(x, f(-87.3))

@@ -8,6 +8,7 @@ from typing import get_args
 import numpy as np
 import pytest
 import torch
+
 from kernels import reference
 from kernels.driving import (
     KINDS,
@@ -22,7 +23,6 @@ from kernels.driving import (
     tensors_of,
     together,
 )
-
 from minilab_gen.kernels.decoder import WEIGHT_TYPES, WeightType, shape_of
 from minilab_gen.kernels.library import check, library
 from minilab_gen.model_config import ModelConfig
@@ -115,7 +115,8 @@ def test_logits_of_some_rows_are_those_of_all() -> None:
 
     tokens = decoder_of(config, threads=2).run(ids, [1] * 40, range(40), [3, 39], logits=out.data_ptr())
 
-    assert same_bits(out[0], everything[0, 3]) and same_bits(out[1], everything[0, 39])
+    assert same_bits(out[0], everything[0, 3])
+    assert same_bits(out[1], everything[0, 39])
     assert tokens == out.argmax(1).tolist()
 
 

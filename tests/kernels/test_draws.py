@@ -6,9 +6,9 @@ import ctypes
 
 import pytest
 import torch
-from kernels.driving import KINDS, decoder_of, sequences
 from torch import Tensor
 
+from kernels.driving import KINDS, decoder_of, sequences
 from minilab_gen.kernels.decoder import TokenSampler
 from minilab_gen.kernels.library import check, library
 from minilab_gen.request import SamplingSettings

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kernels.golden import MODELS, compile_replay, cross_toolchain, expected, hashes
 
+from kernels.golden import MODELS, compile_replay, cross_toolchain, expected, hashes
 from minilab_gen.kernels.build import build, library_name, toolchain
 from minilab_gen.kernels.decoder import WEIGHT_TYPES
 from minilab_gen.kernels.library import numerics

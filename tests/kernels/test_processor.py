@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from kernels.driving import KINDS, decoder_of
 
-from minilab_gen.kernels.build import BACKENDS, SOURCE, FLAGS, toolchain
+from kernels.driving import KINDS, decoder_of
+from minilab_gen.kernels.build import BACKENDS, FLAGS, SOURCE, toolchain
 from minilab_gen.kernels.library import KernelError, backend, backends, library
 
 X86 = "avx2" in backends() or toolchain().machine == "x86_64"
