@@ -38,7 +38,7 @@ FLAGS = [
 WARNINGS = ["-Wall", "-Wextra", "-Wshadow", "-Werror"]
 """For who works on the kernels: a user's compiler may know warnings that ours does not."""
 
-BACKENDS = {
+BACKENDS: dict[str, dict[str, list[str]]] = {
     "x86_64": {
         "PLAIN": [],
         "AVX2": ["-mavx2", "-mfma"],
@@ -113,7 +113,9 @@ def build(
         objects, commands = [], []
         for name, source, flags in _units(tools.machine, identity):
             objects.append(str(Path(folder) / f"{name}.o"))
-            commands.append([*tools.compile, *FLAGS, *warnings, *extra, *flags, "-c", str(SOURCE / source), "-o", objects[-1]])
+            commands.append(
+                [*tools.compile, *FLAGS, *warnings, *extra, *flags, "-c", str(SOURCE / source), "-o", objects[-1]]
+            )
         with ThreadPoolExecutor(os.cpu_count() or 1) as pool:
             list(pool.map(_run, commands))
         linked = Path(folder) / target.name

