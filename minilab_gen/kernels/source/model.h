@@ -59,7 +59,6 @@ struct Model {
     Run *runs, *units;
     int run_count, unit_count, parts;
     int32_t* bundles;               // where each begins, and the end of the last
-    int bundle_count;
     std::atomic<uint32_t>* progress;  // layers whose keys and values a bundle has stored
     int64_t steps;                  // so far
     int chunks[8];                  // pieces of each kind of stage

@@ -15,14 +15,17 @@ void norm(const mlk::Norm& job) {
     for (int i = 0; i < job.size; i += LANES) store16(job.out + i, load16(job.x + i) * inverse * load16(job.gain + i));
 }
 
-// A head, normed where it has a gain, its halves turned by the angle of the position: into `to`, (padded head_dim).
+// A head, normed where it has a gain, its halves turned by the angle of the position: into `to`, (head_dim).
 void turn(const float* head, const mlk::Place& job, const float* gain, float* to) {
-    const int size = job.head_dim, half = size / 2, end = static_cast<int>(padded(size));
-    alignas(64) float own[LARGEST_HEAD];
-    for (int d = 0; d < size; d++) own[d] = head[d];
-    for (int d = size; d < end; d++) own[d] = 0.f;
-    if (gain) norm({own, own, gain, size, job.eps});
-    for (int d = 0; d < end; d++) to[d] = 0.f;
+    const int size = job.head_dim, half = size / 2;
+    alignas(64) float normed[LARGEST_HEAD];
+    const float* own = head;
+    if (gain) {
+        for (int d = 0; d < size; d++) normed[d] = head[d];
+        for (int d = size; d < padded(size); d++) normed[d] = 0.f;
+        norm({normed, normed, gain, size, job.eps});
+        own = normed;
+    }
     alignas(64) float low[LANES], high[LANES];
     for (int d = 0; d < half; d += LANES) {
         const int count = half - d < LANES ? half - d : LANES;

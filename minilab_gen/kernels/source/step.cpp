@@ -271,11 +271,20 @@ int bundles_of(const Model& m, int rows) {
     return std::max(threads * std::min(rounds, 4), (rows + LARGEST_BUNDLE - 1) / LARGEST_BUNDLE);
 }
 
+// Where the bundles begin. One that takes up a prompt begins at a block of 16 keys: the earlier one reads its last block
+// whole, and what is behind its own positions there, though it is never used, must not be written meanwhile.
 void run_bundles(Model& m, int count) {
-    m.bundle_count = count;
-    for (int b = 0; b <= count; b++) m.bundles[b] = static_cast<int32_t>(int64_t{m.step.rows} * b / count);
-    for (int b = 0; b < count; b++) m.progress[b].store(0, std::memory_order_relaxed);
-    m.team.run(&count, 1, bundle_piece, &m);
+    const mlk_step& s = m.step;
+    int found = 0;
+    m.bundles[0] = 0;
+    for (int b = 1; b < count; b++) {
+        int row = static_cast<int>(int64_t{s.rows} * b / count);
+        while (row > m.bundles[found] && s.slots[row] == s.slots[row - 1] && s.positions[row] % LANES) row--;
+        if (row > m.bundles[found]) m.bundles[++found] = row;
+    }
+    m.bundles[++found] = s.rows;
+    for (int b = 0; b < found; b++) m.progress[b].store(0, std::memory_order_relaxed);
+    m.team.run(&found, 1, bundle_piece, &m);
 }
 
 // Room for a step of so many rows.
