@@ -66,9 +66,9 @@ def test_batched_equals_alone_for_every_shape(shape: str, packed: bool, max_batc
 
 
 @pytest.mark.parametrize("max_batch", [1, 7, 32])
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("packed", [None, False], ids=["packed-where-it-can-be", "padded"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_batched_equals_alone_in_bfloat16(shape: str, packed: bool, max_batch: int) -> None:
+def test_batched_equals_alone_in_bfloat16(shape: str, packed: bool | None, max_batch: int) -> None:
     model = model_of(shape, packed=packed, dtype=torch.bfloat16)
     requests = random_requests(16, seed=max_batch)
 
