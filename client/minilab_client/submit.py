@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
-import redis
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode
 from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option
 from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_client.submitted import follow_submitted, tell_submitted
-from minilab_gen.api import build_request, default_max_new_tokens
 from minilab_gen.chat import Conversation
-from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
@@ -26,6 +23,11 @@ from minilab_gen.request import (
     GenerationRequest,
     SamplingSettings,
 )
+
+if TYPE_CHECKING:
+    import redis
+
+    from minilab_gen.protocol.jobs import Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,9 @@ class _Asked:
 
     def send(self, connection: redis.Redis) -> tuple[str, GenerationRequest]:
         """Check against the model card and enqueue; the job id and the request as it stands in the queue."""
+        from minilab_gen.api import build_request
+        from minilab_gen.protocol.jobs import enqueue
+
         request = build_request(
             connection,
             self.prompt,
@@ -63,7 +68,6 @@ class _Asked:
 
 
 @click.command(
-    short_help="Put one job into the queue.",
     epilog="\b\nExamples:"
     '\n  minilab-client submit "Phileas Fogg" --max-new-tokens 40 --temperature 0.8 --follow'
     "\n  minilab-client submit --ids 5,12,7"
@@ -168,6 +172,10 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
 
     With --chat the model answers TEXT, in the form that its own chat template gives a conversation.
     """
+    from minilab_client.submitted import follow_submitted
+    from minilab_gen.api import default_max_new_tokens
+    from minilab_gen.protocol.jobs import Submission
+
     prompt = _prompt(text, ids, chats)
     asked = _Asked(
         prompt,
@@ -217,6 +225,8 @@ def _standard_input() -> str:
 
 def _tell(job_id: str, request: GenerationRequest, asked: _Asked, follows: bool, as_json: bool) -> None:
     """Say which job it is, and the seed that was drawn for it."""
+    from minilab_client.submitted import tell_submitted
+
     seed = asked.seed_of(request)
     tell_submitted(job_id, follows, as_json, model=asked.submission.model, seed=seed)
     if asked.draws_seed and seed is not None and not as_json:
