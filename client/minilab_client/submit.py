@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -10,6 +9,7 @@ import click
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode
+from minilab_client.given_text import STANDARD_INPUT, read_prompt
 from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option
 from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
@@ -18,7 +18,6 @@ from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
-    MAX_PROMPT_CHARACTERS,
     MAX_STOP_IDS,
     GenerationRequest,
     SamplingSettings,
@@ -204,23 +203,12 @@ def _text(text: str | None) -> str:
     if text is None:
         raise click.UsageError("give TEXT, or - to read it from standard input, or --ids")
     if text == "-":
-        return _standard_input()
+        return read_prompt(STANDARD_INPUT)
     try:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of the command line that were no UTF-8
         raise click.UsageError(f"TEXT must be UTF-8, got another byte at position {error.start}") from error
     return text
-
-
-def _standard_input() -> str:
-    """All of standard input. The line end that `echo` and editors put last is not part of the prompt."""
-    if sys.__stdin__ is None:
-        raise click.UsageError("standard input must be open to read TEXT from it")
-    try:
-        text = _read_prompt().decode()
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"standard input must be UTF-8, got another byte at position {error.start}") from error
-    return text.removesuffix("\n").removesuffix("\r")
 
 
 def _tell(job_id: str, request: GenerationRequest, asked: _Asked, follows: bool, as_json: bool) -> None:
@@ -231,12 +219,3 @@ def _tell(job_id: str, request: GenerationRequest, asked: _Asked, follows: bool,
     tell_submitted(job_id, follows, as_json, model=asked.submission.model, seed=seed)
     if asked.draws_seed and seed is not None and not as_json:
         say(f"seed {seed}")
-
-
-def _read_prompt() -> bytes:
-    """Standard input, but no more than a prompt may hold: up to 4 bytes a character."""
-    most = 4 * MAX_PROMPT_CHARACTERS
-    content = sys.stdin.buffer.read(most + 1)
-    if len(content) > most:
-        raise click.UsageError(f"a prompt must hold at most {MAX_PROMPT_CHARACTERS} characters, got more")
-    return content
