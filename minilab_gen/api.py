@@ -15,7 +15,8 @@ from minilab_gen.protocol import endings, jobs, keys, results
 from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
-from minilab_gen.protocol.jobs import JobState, Submission
+from minilab_gen.protocol.events import JobState
+from minilab_gen.protocol.jobs import Submission
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minilab_gen.errors import CheckpointError, RequestError
 from minilab_gen.json_file import read_json
 from minilab_gen.request import check_text, shown
-from minilab_gen.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minilab_gen.tokenizer import Tokenizer  # its library takes a while to load, and a conversation needs none
 
 ROLES = ("system", "user", "assistant")
 

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import click
-import redis
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode
+from minilab_client.given_text import STANDARD_INPUT, read_prompt
 from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option
 from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_client.submitted import follow_submitted, tell_submitted
-from minilab_gen.api import build_request, default_max_new_tokens
 from minilab_gen.chat import Conversation
-from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
-    MAX_PROMPT_CHARACTERS,
     MAX_STOP_IDS,
     GenerationRequest,
     SamplingSettings,
 )
+
+if TYPE_CHECKING:
+    import redis
+
+    from minilab_gen.protocol.jobs import Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +47,9 @@ class _Asked:
 
     def send(self, connection: redis.Redis) -> tuple[str, GenerationRequest]:
         """Check against the model card and enqueue; the job id and the request as it stands in the queue."""
+        from minilab_gen.api import build_request
+        from minilab_gen.protocol.jobs import enqueue
+
         request = build_request(
             connection,
             self.prompt,
@@ -63,7 +67,6 @@ class _Asked:
 
 
 @click.command(
-    short_help="Put one job into the queue.",
     epilog="\b\nExamples:"
     '\n  minilab-client submit "Phileas Fogg" --max-new-tokens 40 --temperature 0.8 --follow'
     "\n  minilab-client submit --ids 5,12,7"
@@ -168,6 +171,10 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
 
     With --chat the model answers TEXT, in the form that its own chat template gives a conversation.
     """
+    from minilab_client.submitted import follow_submitted
+    from minilab_gen.api import default_max_new_tokens
+    from minilab_gen.protocol.jobs import Submission
+
     prompt = _prompt(text, ids, chats)
     asked = _Asked(
         prompt,
@@ -196,7 +203,7 @@ def _text(text: str | None) -> str:
     if text is None:
         raise click.UsageError("give TEXT, or - to read it from standard input, or --ids")
     if text == "-":
-        return _standard_input()
+        return read_prompt(STANDARD_INPUT)
     try:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of the command line that were no UTF-8
@@ -204,29 +211,11 @@ def _text(text: str | None) -> str:
     return text
 
 
-def _standard_input() -> str:
-    """All of standard input. The line end that `echo` and editors put last is not part of the prompt."""
-    if sys.__stdin__ is None:
-        raise click.UsageError("standard input must be open to read TEXT from it")
-    try:
-        text = _read_prompt().decode()
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"standard input must be UTF-8, got another byte at position {error.start}") from error
-    return text.removesuffix("\n").removesuffix("\r")
-
-
 def _tell(job_id: str, request: GenerationRequest, asked: _Asked, follows: bool, as_json: bool) -> None:
     """Say which job it is, and the seed that was drawn for it."""
+    from minilab_client.submitted import tell_submitted
+
     seed = asked.seed_of(request)
     tell_submitted(job_id, follows, as_json, model=asked.submission.model, seed=seed)
     if asked.draws_seed and seed is not None and not as_json:
         say(f"seed {seed}")
-
-
-def _read_prompt() -> bytes:
-    """Standard input, but no more than a prompt may hold: up to 4 bytes a character."""
-    most = 4 * MAX_PROMPT_CHARACTERS
-    content = sys.stdin.buffer.read(most + 1)
-    if len(content) > most:
-        raise click.UsageError(f"a prompt must hold at most {MAX_PROMPT_CHARACTERS} characters, got more")
-    return content

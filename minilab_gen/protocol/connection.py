@@ -9,7 +9,6 @@ one shape of answer is enough to read. Without an address it leads to the privat
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from typing import Any
@@ -24,6 +23,7 @@ from redis.retry import Retry
 
 from minilab_gen.errors import RedisUnavailableError, RequestError
 from minilab_gen.protocol import sentinel
+from minilab_gen.protocol.address import redis_url
 
 logger = logging.getLogger(__name__)
 
@@ -76,11 +76,6 @@ error, and fails at the first command with a TypeError."""
 
 _SCHEMES = ("redis", "rediss", "unix")
 _FALSE = ("0", "f", "false", "n", "no", "")
-
-
-def redis_url() -> str | None:
-    """The address in ``MINILAB_REDIS_URL``; None when it is unset or empty, which means the private server."""
-    return os.environ.get("MINILAB_REDIS_URL", "").strip() or None
 
 
 def connect(url: str | None = None, wait: float = 0.0) -> redis.Redis:

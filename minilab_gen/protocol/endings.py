@@ -18,10 +18,9 @@ from rq.results import Result
 
 from minilab_gen.errors import RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.events import EndEvent, EndReason
+from minilab_gen.protocol.events import EndEvent, EndReason, JobState
 from minilab_gen.protocol.jobs import (
     EXPIRES_AT,
-    JobState,
     failure_of,
     fetch,
     noted,

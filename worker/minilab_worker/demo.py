@@ -16,14 +16,17 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final
 
-import click
+from minilab_gen.startup import INTERRUPTED, Loading
 
-from minilab_gen import TokenEvent, submit, tail
-from minilab_gen.errors import MiniLabError
-from minilab_gen.protocol import embedded
-from minilab_gen.protocol.connection import connect
-from minilab_gen.protocol.jobs import workers_alive
-from minilab_gen.protocol.keys import DEFAULT_MODEL, queue_name
+with Loading():
+    import click
+
+    from minilab_gen import TokenEvent, submit, tail
+    from minilab_gen.errors import MiniLabError
+    from minilab_gen.protocol import embedded
+    from minilab_gen.protocol.connection import connect
+    from minilab_gen.protocol.jobs import workers_alive
+    from minilab_gen.protocol.keys import DEFAULT_MODEL, queue_name
 
 _PROMPT: Final = "Phileas Fogg"
 _JOBS: Final[tuple[tuple[str, dict[str, float]], ...]] = (
@@ -50,7 +53,8 @@ def _private_redis() -> Iterator[None]:
 @contextlib.contextmanager
 def _worker() -> Iterator[None]:
     """A worker process, told to stop at the end."""
-    process = subprocess.Popen([sys.executable, "-m", "minilab_worker.cli", "--quiet"])
+    # In a process group of its own: Ctrl-C is for this program, which then ends the worker as always.
+    process = subprocess.Popen([sys.executable, "-m", "minilab_worker", "--quiet"], process_group=0)
     try:
         with closing(connect()) as connection:
             while not workers_alive(connection, queue_name(DEFAULT_MODEL)):
@@ -90,6 +94,9 @@ def main() -> None:
     except MiniLabError as error:
         click.echo(f"error: {error}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:
+        click.echo("\nInterrupted: worker and Redis are stopped.", err=True)
+        sys.exit(INTERRUPTED)
     folder = os.path.relpath(Path(sys.executable).parent)  # which is on no PATH, in a .venv that `make` has made
     click.echo(
         "\nWorker and Redis are stopped again. To serve for yourself: "
