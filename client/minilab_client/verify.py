@@ -58,8 +58,8 @@ def verify(
     """Have a worker compute each JOB again from its stored request, and compare token by token.
 
     Token ids, texts and ends must be the same. Of a job that was cancelled, failed or ran out of time, the tokens that
-    it has are compared. The computation is a job of its own, which is removed afterwards. A job that another model has
-    made, by its fingerprint, cannot be compared.
+    it has are compared. The computation is a job of its own. Afterwards nothing of it is left in Redis, also after
+    Ctrl-C. A job that another model has made, by its fingerprint, cannot be compared.
 
     The exit code is 0 if all are equal, 1 if one is not.
     """
