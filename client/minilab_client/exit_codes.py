@@ -22,6 +22,7 @@ from minilab_gen.errors import (
     UnknownModelError,
 )
 from minilab_gen.protocol.events import EndEvent
+from minilab_gen.protocol.refusals import refusal
 
 
 class ExitCode(IntEnum):
@@ -119,14 +120,10 @@ def report(error: click.ClickException | MiniLabError | redis.RedisError | OSErr
 
 def redis_complaint(error: redis.RedisError) -> str:
     """What went wrong with Redis, and what to do about it."""
-    reason = str(error).rpartition("of pipeline caused error: ")[2].rstrip(".") or type(error).__name__
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        reason = str(error).rpartition("of pipeline caused error: ")[2].rstrip(".") or type(error).__name__
         return f"Redis was lost: {reason}; check that it runs, then try again"
-    if isinstance(error, redis.ReadOnlyError):
-        return f"Redis only serves readers: {reason}; give the address of the primary"
-    if isinstance(error, redis.OutOfMemoryError):
-        return f"Redis is full: {reason}; free memory or raise its maxmemory"
-    return f"Redis refused: {reason}"
+    return "; ".join(filter(None, refusal(error)))
 
 
 def _help_hint(error: click.ClickException) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import click
 import redis
 
 from minilab_gen.protocol import connection
+from minilab_gen.protocol.refusals import explained
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +26,11 @@ class ClientSettings:
         """The address without any secret."""
         return "your private Redis" if self.redis_url is None else connection.masked_url(self.redis_url)
 
-    def connect(self) -> closing[redis.Redis]:
+    @contextmanager
+    def connect(self) -> Iterator[redis.Redis]:
         """A connection for a ``with`` block. Raises RedisUnavailableError, or RequestError for a bad URL."""
-        return closing(connection.connect(self.redis_url))
+        with closing(connection.connect(self.redis_url)) as found, explained(found):
+            yield found
 
 
 pass_settings = click.make_pass_decorator(ClientSettings)
