@@ -74,7 +74,7 @@ PROGRAMS = {
     "submit, before RQ": ("rq", ["-m", "minilab_client", "submit", "x"]),
     "jobs, before redis-py": ("redis", ["-m", "minilab_client", "jobs"]),
     "worker": ("click", ["-m", "minilab_worker"]),
-    "make demo": ("click", ["-m", "minilab_worker.demo"]),
+    "minilab-worker demo": ("click", ["-m", "minilab_worker", "demo"]),
 }
 
 

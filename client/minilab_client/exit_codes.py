@@ -130,14 +130,12 @@ def redis_complaint(error: redis.RedisError) -> str:
     """What went wrong with Redis, and what to do about it."""
     import redis  # not at the top: most runs meet no error, and --version no Redis
 
-    reason = str(error).rpartition("of pipeline caused error: ")[2].rstrip(".") or type(error).__name__
+    from minilab_gen.protocol.refusals import refusal
+
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        reason = str(error).rpartition("of pipeline caused error: ")[2].rstrip(".") or type(error).__name__
         return f"Redis was lost: {reason}; check that it runs, then try again"
-    if isinstance(error, redis.ReadOnlyError):
-        return f"Redis only serves readers: {reason}; give the address of the primary"
-    if isinstance(error, redis.OutOfMemoryError):
-        return f"Redis is full: {reason}; free memory or raise its maxmemory"
-    return f"Redis refused: {reason}"
+    return "; ".join(filter(None, refusal(error)))
 
 
 def _help_hint(error: click.ClickException) -> str:

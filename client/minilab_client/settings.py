@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import wraps
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -36,11 +36,14 @@ class ClientSettings:
 
         return masked_url(self.redis_url)
 
-    def connect(self) -> closing[redis.Redis]:
+    @contextmanager
+    def connect(self) -> Iterator[redis.Redis]:
         """A connection for a ``with`` block. Raises RedisUnavailableError, or RequestError for a bad URL."""
         from minilab_gen.protocol import connection
+        from minilab_gen.protocol.refusals import explained
 
-        return closing(connection.connect(self.redis_url))
+        with closing(connection.connect(self.redis_url)) as found, explained(found):
+            yield found
 
 
 def pass_settings(

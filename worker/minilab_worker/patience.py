@@ -9,6 +9,7 @@ from typing import Final
 import redis
 
 from minilab_gen.errors import RedisUnavailableError
+from minilab_gen.protocol.refusals import refusal, refuses_writes
 
 _log = logging.getLogger(__name__)
 
@@ -46,10 +47,12 @@ class Patience:
         if self._since is None:
             self._since, self._pause = now, FIRST_PAUSE
             self.outages += 1
-            _log.warning("Redis %s, %s wait: %s", _behaviour(error), self.what_waits, error)
+            _log.warning("Redis %s, %s wait: %s", _behaviour(error), self.what_waits, _reason(error))
         away = now - self._since
         if away > (HURRIED_PATIENCE if hurry else REDIS_PATIENCE):
-            raise RedisUnavailableError(f"Redis {_behaviour(error)}, given up after {away:.0f} s: {error}") from error
+            raise RedisUnavailableError(
+                f"Redis {_behaviour(error)}, given up after {away:.0f} s: {_reason(error)}"
+            ) from error
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return self._pause
 
@@ -60,6 +63,11 @@ class Patience:
             self.seconds_away += away
             self._since = None
             _log.warning("Redis is back after %.1f s, %s go on", away, self.what_waits)
+
+
+def _reason(error: redis.RedisError) -> str:
+    """With what to do about it, where that is known."""
+    return "; ".join(refusal(error)) if refuses_writes(error) else str(error)
 
 
 def _behaviour(error: redis.RedisError) -> str:
