@@ -100,8 +100,8 @@ class Engine:
         sequence.request.check_fits(self._limits)
         sequence.sampler = Sampler(sequence.request.settings, self._limits.vocab_size)
         sequence.sampler.skip(sequence.tokens)
-        self._known[sequence.name] = sequence
         self._schedule.add(sequence)
+        self._known[sequence.name] = sequence
 
     def end(self, name: str, reason: EngineEnd, error: str | None = None) -> bool:
         """Let a sequence go at the next step, whatever it is doing; False for a name that is not here."""
