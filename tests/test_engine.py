@@ -20,6 +20,7 @@ from watched_engine import (
     run_all,
 )
 
+from minilab_gen.engine import Engine, Sequence
 from minilab_gen.model import MiniLabModel
 from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
 
@@ -305,6 +306,29 @@ def test_a_model_that_raises_over_one_sequence_fails_that_one_alone(layer: int, 
 
     assert_equal_alone(watched, good, model)
     assert {watched.errors[f"bad-{name}"] for name in good} == {"BrokenError: too hot"}
+
+
+def test_what_the_caller_is_interrupted_by_ends_the_step_and_no_sequence() -> None:
+    """A signal may raise wherever it comes, in the model, too."""
+    watched = Watched(model_that_breaks_at(61, layer=1), model_raises=True, passes=(BrokenError,))
+    watched.add("good", request_of(3, 6))
+    watched.add("interrupted", GenerationRequest((5, 61), 4))
+
+    with pytest.raises(BrokenError, match="too hot"):
+        watched.step()
+
+    assert watched.ends == {}
+
+
+def test_an_observer_that_raises_is_not_taken_for_a_model_that_does() -> None:
+    def object_to(sequence: Sequence, row: torch.Tensor) -> None:
+        raise BrokenError("not what was expected")
+
+    engine = Engine(model_of(), 2, on_logits=object_to)
+    engine.add(Sequence("a", request_of(3, 6)))
+
+    with pytest.raises(BrokenError, match="not what was expected"):
+        engine.step()
 
 
 # Resuming

@@ -268,6 +268,12 @@ def model_of(job: Job) -> str:
     return ours[0] if ours else job.origin.removeprefix("minilab.")
 
 
+def seconds_to_run(job: Job) -> int:
+    """How long a job may run; RQ's -1 is no limit."""
+    asked = int(job.timeout or keys.DEFAULT_TIMEOUT)
+    return asked if 0 < asked <= keys.LONGEST_TIME else keys.LONGEST_TIME
+
+
 def failure_of(job: Job) -> str:
     """The last line of RQ's record of why a job failed."""
     result = job.latest_result()
