@@ -74,6 +74,12 @@ class Conversation:
             raise RequestError(f"a conversation must be a text or a list of messages, got {type(content).__name__}")
         return cls(tuple(_message(place, said) for place, said in enumerate(islice(content, MAX_MESSAGES + 1))))
 
+    def told(self, system: str) -> Conversation:
+        """The same with what the model is told before it. Raises RequestError where it begins with that already."""
+        if self.messages[0].role == "system":
+            raise RequestError("a conversation must have one system message, got another one beside it")
+        return Conversation((Message("system", system), *self.messages))
+
     @classmethod
     def from_text(cls, text: str) -> Conversation:
         """The same of what somebody typed: a text that begins with ``[{`` must be messages in JSON."""

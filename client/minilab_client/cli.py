@@ -15,6 +15,7 @@ from minilab_gen.version import VERSION
 
 _COMMANDS: Final = {
     "submit": LazyCommand("minilab_client.submit", "submit", "Put one job into the queue."),
+    "chat": LazyCommand("minilab_client.chat", "chat", "Talk with a model in the terminal."),
     "tail": LazyCommand("minilab_client.tail", "tail", "Print the tokens of a job as they come."),
     "batch": LazyCommand("minilab_client.batch.command", "batch", "Answer a file of requests."),
     "status": LazyCommand("minilab_client.status", "status", "Show where a job stands."),
