@@ -60,7 +60,7 @@ step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs 
 @click.option("--queue", "queues", multiple=True, help="Queues to serve, first ones first.  [default: the model's own]")
 @click.option("--redis-url", help="Redis to serve from.  [default: a private server of this user]")
 @click.option("--burst", is_flag=True, help="Leave when the queues are empty.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with.  [default: one a core]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with.  [default: a trial at start]")
 @click.option("--lease", type=click.IntRange(3, 3600), default=15, help="Seconds of silence that mean death.")
 @click.option("--grace", type=click.FloatRange(0, 86400), default=25.0, help="Seconds to finish jobs after SIGTERM.")
 @click.option(
@@ -113,15 +113,15 @@ def program(
             from minilab_worker.metrics_server import MetricsServer  # prometheus-client, which few ask for
 
             server = stack.enter_context(closing(MetricsServer(metrics_host, metrics_port)))
+        _log.info("%s: loading it and checking that it is exact here, which takes seconds on a quiet machine", model)
         # torch, which `minilab-worker redis` can do without
         from minilab_worker.serving import compute_beside_the_main_thread, load_served_model
         from minilab_worker.worker import Worker, WorkerSettings
 
         served_queues = queues or tuple(keys.queue_names(name))
-        threads = compute_beside_the_main_thread(threads)
-        settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace, log_text)
-        _log.info("%s: loading it and checking that it is exact here, which takes seconds on a quiet machine", model)
-        served = load_served_model(model, name, max_batch, threads, dtype=dtype, kv_tokens=kv_tokens)
+        most = compute_beside_the_main_thread()
+        served = load_served_model(model, name, max_batch, threads, most_threads=most, dtype=dtype, kv_tokens=kv_tokens)
+        settings = WorkerSettings(served_queues, max_batch, redis_url, burst, served.threads, lease, grace, log_text)
         _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.verdict, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
         with closing(connect(redis_url, wait=REDIS_PATIENCE)) as connection:
