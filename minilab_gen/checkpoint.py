@@ -20,8 +20,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from minilab_gen.checkpoint_folder import read_config
 from minilab_gen.errors import CheckpointError
-from minilab_gen.families import config_of, described
+from minilab_gen.families import described
 from minilab_gen.json_file import read_json
 from minilab_gen.linear import Linear
 from minilab_gen.model import MiniLabModel, ModelConfig
@@ -58,16 +59,6 @@ _PROBE_LENGTH = 16
 
 _PIECE = 1 << 20
 """Bytes of a file that are hashed at a time."""
-
-
-def read_config(folder: Path) -> ModelConfig:
-    """The shape that ``config.json`` gives. Raises CheckpointError where it is missing or of no family served."""
-    file = folder / "config.json"
-    stored = read_json(file)
-    try:
-        return config_of(stored)
-    except CheckpointError as error:
-        raise CheckpointError(f"{file}: {error}") from error
 
 
 def read_stop_ids(folder: Path) -> tuple[int, ...]:

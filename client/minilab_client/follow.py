@@ -12,6 +12,7 @@ from minilab_client.exit_codes import ExitCode, redis_complaint, say_end
 from minilab_client.interrupts import uninterrupted
 from minilab_client.output import flush, require_reader, say, write, write_json
 from minilab_gen.errors import RedisUnavailableError
+from minilab_gen.protocol.cards import start_command
 from minilab_gen.protocol.events import EndEvent, Event
 from minilab_gen.protocol.jobs import JobView
 from minilab_gen.protocol.tail import OnWait, tail
@@ -72,11 +73,11 @@ class WaitingNotes:
 def reason_to_wait(view: JobView) -> str | None:
     """Why no token comes, as far as it can be seen from outside."""
     if view.state == "started" and not view.workers_alive:
-        return "its worker is gone; the job goes on where it stopped once you start one: minilab-worker"
+        return f"its worker is gone; the job goes on where it stopped once you start one: {start_command(view.model)}"
     if view.state != "queued":
         return None
     if not view.workers_alive:
-        return f"no worker serves the model {view.model}; start one in another terminal: minilab-worker"
+        return f"no worker serves the model {view.model}; start one in another terminal: {start_command(view.model)}"
     if view.position:
         return f"{view.position} job{'s stand' if view.position > 1 else ' stands'} before it in the queue"
     return "it is the next in the queue"

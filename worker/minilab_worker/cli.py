@@ -7,7 +7,9 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -17,13 +19,14 @@ import redis
 from minilab_gen.errors import CheckpointError, MiniLabError, RedisUnavailableError, RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
+from minilab_gen.protocol.refusals import refusal
 from minilab_gen.tokenizer import BASE_CHECKPOINT
 from minilab_worker import logs
 from minilab_worker.demo import demo
 from minilab_worker.health import health, lease_file_option, write_name
 from minilab_worker.logs import LogFormat
-from minilab_worker.namesakes import check_namesakes, default_name
-from minilab_worker.patience import REDIS_PATIENCE
+from minilab_worker.namesakes import check_namesakes, check_waiting, default_name
+from minilab_worker.patience import REDIS_PATIENCE, wait_for_writes
 from minilab_worker.redis_command import redis_group
 
 if TYPE_CHECKING:
@@ -113,12 +116,13 @@ def program(
             from minilab_worker.metrics_server import MetricsServer  # prometheus-client, which few ask for
 
             server = stack.enter_context(closing(MetricsServer(metrics_host, metrics_port)))
+        served_queues = queues or tuple(keys.queue_names(name))
+        _check_before_loading(model, served_queues, redis_url)
         _log.info("%s: loading it and checking that it is exact here, which takes seconds on a quiet machine", model)
         # torch, which `minilab-worker redis` can do without
         from minilab_worker.serving import compute_beside_the_main_thread, load_served_model
         from minilab_worker.worker import Worker, WorkerSettings
 
-        served_queues = queues or tuple(keys.queue_names(name))
         most = compute_beside_the_main_thread()
         served = load_served_model(model, name, max_batch, threads, most_threads=most, dtype=dtype, kv_tokens=kv_tokens)
         settings = WorkerSettings(served_queues, max_batch, redis_url, burst, served.threads, lease, grace, log_text)
@@ -134,6 +138,19 @@ def program(
             server.show(stack.enter_context(closing(WorkerMetrics(worker, settings, served.card))))
             _log.info("metrics at %s", server.url)
         _serve(worker)
+
+
+def _check_before_loading(model: Path, queues: Sequence[str], redis_url: str | None) -> None:
+    """Say at once what is wrong with the folder or with Redis, since to load and check a model takes long."""
+    for needed in ("torch", "safetensors"):
+        if find_spec(needed) is None:
+            raise ModuleNotFoundError(name=needed)
+    from minilab_gen.checkpoint_folder import check_folder  # safetensors, which `minilab-worker redis` can do without
+
+    tokenizer = check_folder(model)
+    with closing(connect(redis_url, wait=REDIS_PATIENCE)) as connection:
+        wait_for_writes(connection)
+        check_waiting(connection, queues, tokenizer)
 
 
 program.add_command(demo)
@@ -165,7 +182,8 @@ def main() -> None:
         known = {RedisUnavailableError: _NO_REDIS, RequestError: _BAD_USAGE, CheckpointError: _BAD_USAGE}
         sys.exit(known.get(type(error), _FAILED))
     except redis.RedisError as error:
-        logs.say_error(f"Redis failed: {error}")
+        lost = isinstance(error, redis.ConnectionError | redis.TimeoutError)
+        logs.say_error(f"Redis was lost: {error}" if lost else "; ".join(filter(None, refusal(error))))
         sys.exit(_NO_REDIS)
     except ModuleNotFoundError as error:
         logs.say_error(
