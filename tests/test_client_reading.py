@@ -16,8 +16,8 @@ from rq.job import JobStatus
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, publish_card
-from minilab_gen.protocol.events import EndReason
-from minilab_gen.protocol.jobs import JobState, JobView, fetch
+from minilab_gen.protocol.events import EndReason, JobState
+from minilab_gen.protocol.jobs import JobView, fetch
 from minilab_gen.tokenizer import get_tokenizer
 
 TEXTS = (" é", "", "tait\n", " là")
