@@ -26,7 +26,6 @@ from minilab_gen.families import described
 from minilab_gen.json_file import read_json
 from minilab_gen.linear import Linear
 from minilab_gen.model import MiniLabModel, ModelConfig
-from minilab_gen.rotary import Rotary
 from minilab_gen.tokenizer import END_OF_TEXT, Tokenizer, get_tokenizer
 from minilab_gen.weights import SINGLE_FILE, StoredWeights, weight_files
 
@@ -94,7 +93,6 @@ def read_model(
     weights = StoredWeights(folder)
     weights.check(_expected(stored_config), _IGNORED)
     model = _without_weights(config)
-    model.rotary = Rotary(config)
     modules = list(model.named_modules())
     for number, (name, module) in enumerate(modules, 1):
         is_mapped = on_layer is not None and isinstance(module, nn.Embedding | Linear)
@@ -161,7 +159,10 @@ def _spoken_vocabulary(folder: Path, vocab_size: int) -> int:
 
 
 def _without_weights(config: ModelConfig) -> MiniLabModel:
-    """A model of which only the shapes are there."""
+    """A model of which only the shapes are there.
+
+    Nothing may be computed for a shape: torch would load its compiler for that, seconds of each start of a worker.
+    """
     with torch.device("meta"):
         return MiniLabModel(config)
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from minilab_gen.attention import AttentionMemory, TrainingAttention
 from minilab_gen.kv_cache import KVCache
-from minilab_gen.linear import DirectModule, Linear, can_pack
+from minilab_gen.linear import DirectModule, Linear, can_pack, init_normal
 from minilab_gen.model_config import ModelConfig
 from minilab_gen.rotary import Rotary
 
@@ -124,17 +124,19 @@ class MiniLabModel(nn.Module):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.rotary = Rotary(config)
+        self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.d_model), freeze=False)
+        init_normal(self.embedding.weight, 1.0)  # what nn.Embedding draws, so that a seed gives the model that it gave
+        with torch.device("cpu"):  # it follows from the configuration, also where a model is only shapes
+            self.rotary = Rotary(config)
         self.blocks = nn.ModuleList(Block(config, dropout) for _ in range(config.n_layer))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = Linear(config.d_model, config.vocab_size)
-        nn.init.normal_(self.embedding.weight, std=0.02)
+        init_normal(self.embedding.weight, 0.02)
         if config.tied_embeddings:
             self.head.weight = cast(nn.Parameter, self.embedding.weight)
         for name, weight in self.named_parameters():
             if name.endswith(("output.weight", "down.weight")):
-                nn.init.normal_(weight, std=0.02 * (2 * config.n_layer) ** -0.5)
+                init_normal(weight, 0.02 * (2 * config.n_layer) ** -0.5)
 
     @property
     def device(self) -> torch.device:
