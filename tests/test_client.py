@@ -171,7 +171,13 @@ def test_a_bad_job_id_is_refused_before_a_connection_is_made(monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--temperature", "nan"), ("--max-new-tokens", "0"), ("--timeout", "0"), ("--stop-id", "-1"), ("--model", "a.b")],
+    [
+        ("--temperature", "nan"),
+        ("--max-new-tokens", "0"),
+        ("--timeout", "0"),
+        ("--stop-id", "-1"),
+        ("--model", "a.low"),
+    ],
 )
 def test_bad_settings_are_refused_before_a_connection_is_made(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]

@@ -16,6 +16,7 @@ _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 model_option: _Option = click.option(
     "--model",
+    type=parameters.model_name,
     shell_complete=complete_models,
     default=keys.DEFAULT_MODEL,
     metavar="NAME",

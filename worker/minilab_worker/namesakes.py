@@ -25,11 +25,15 @@ _LONGEST_NAME: Final = 64
 
 
 def default_name(folder: Path) -> str:
-    """The name of a checkpoint's folder with ``-`` for what a name must not hold; ``base`` for the shipped model."""
+    """The name of a checkpoint's folder with ``-`` for what a name must not hold; ``base`` for the shipped model.
+
+    A folder that is called as on the Hub, such as ``Llama-3.2-1B``, keeps its name, so that clients can ask for it.
+    """
     place = folder.resolve()
     if place == BASE_CHECKPOINT.resolve():
         return keys.DEFAULT_MODEL
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", place.name)[:_LONGEST_NAME].strip("-")
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", place.name)[:_LONGEST_NAME].strip("-.")
+    name = re.sub(rf"\.({'|'.join(keys.PRIORITIES)})$", r"-\1", name)  # which a name must not end with
     if not name:
         raise RequestError(f"the folder {place} gives no name to announce its model under; choose one with --name")
     return name
