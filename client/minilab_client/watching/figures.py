@@ -38,11 +38,3 @@ def number(value: float) -> str:
 def clock(moment: float) -> str:
     """The local time of a Unix time."""
     return datetime.fromtimestamp(moment, UTC).astimezone().strftime("%H:%M:%S")
-
-
-def span(seconds: float) -> str:
-    """A time that has passed, in its largest unit."""
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds // length:.0f} {unit}"
-    return f"{max(0.0, seconds):.0f} s"
