@@ -9,6 +9,7 @@ of queries, keys and values); Yang et al. 2025, "Qwen3 Technical Report" (norms 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -147,9 +148,9 @@ class MiniLabModel(nn.Module):
     def freeze(self, *, packed: bool | None = None) -> MiniLabModel:
         """Fix the weights for inference and lay them out for speed; ``packed=None`` packs where it can.
 
-        A packed layer lets go of the weight that it was made from.
+        A packed layer lets go of the weight that it was made from. Raises ValueError where ``packed=True`` cannot be.
         """
-        packed = can_pack(self.device) if packed is None else packed
+        packed = can_pack(self.device, self.dtype) if packed is None else packed
         self.eval().requires_grad_(False)
         for module in self.modules():
             vars(module).update(module.named_children())  # nn.Module would search for them at every use
@@ -199,14 +200,21 @@ class MiniLabModel(nn.Module):
         return logits.unflatten(0, (batch, length)), loss
 
 
-def load(path: str | Path, dtype: torch.dtype = torch.float32, *, packed: bool | None = None) -> MiniLabModel:
+def load(
+    path: str | Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    packed: bool | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> MiniLabModel:
     """The model of a checkpoint folder, frozen for inference, computing in ``dtype``; ``packed`` as in ``freeze``.
 
-    Each layer is laid out as soon as it is read, so that loading needs little more memory than the model. Raises
+    Each layer is laid out as soon as it is read, so that loading needs little more memory than the model.
+    ``on_progress`` gets how many parts have been read, and of how many. Raises
     :class:`~minilab_gen.errors.CheckpointError`.
     """
     from minilab_gen.checkpoint import read_model  # a checkpoint knows models, so the import goes this way round
 
-    packed = can_pack(torch.device("cpu")) if packed is None else packed
-    model = read_model(Path(path), dtype, (lambda layer: layer.freeze(packed=True)) if packed else None)
+    packed = can_pack(torch.device("cpu"), dtype) if packed is None else packed
+    model = read_model(Path(path), dtype, (lambda layer: layer.freeze(packed=True)) if packed else None, on_progress)
     return model.freeze(packed=packed)

@@ -116,9 +116,8 @@ def test_a_tokenizer_that_has_expired_is_told_with_what_helps(connection: redis.
     announce(connection)
     connection.delete(keys.tokenizer(CARD.tokenizer))
 
-    with pytest.raises(
-        UnknownModelError, match="the tokenizer of the model mine has expired; start one of its workers"
-    ):
+    remedy = r"start one of its workers: minilab-worker --model \./mine --name mine"
+    with pytest.raises(UnknownModelError, match=rf"the tokenizer of the model mine has expired; {remedy}"):
         read_tokenizer(connection, CARD)
 
 

@@ -14,7 +14,8 @@ from safetensors.torch import load_file, save_file
 from small_models import EIGHT_TO_ONE, SHAPES, random_model, threads, tokenizer_of
 from torch import Tensor
 
-from minilab_gen.checkpoint import fingerprint, read_config, read_model, read_stop_ids, write_checkpoint
+from minilab_gen.checkpoint import fingerprint, read_model, read_stop_ids, write_checkpoint
+from minilab_gen.checkpoint_folder import read_config
 from minilab_gen.errors import CheckpointError
 from minilab_gen.generate import generate
 from minilab_gen.model import ModelConfig, load

@@ -36,6 +36,18 @@ timeout_option: _Option = click.option(
 )
 
 
+def wait_option(what_for: str, *, flag_value: str | None = None) -> _Option:
+    """``--wait SECONDS``; with a ``flag_value`` the number may be left out."""
+    may_be_bare: dict[str, Any] = {} if flag_value is None else {"is_flag": False, "flag_value": flag_value}
+    return click.option(
+        "--wait",
+        type=parameters.seconds,
+        metavar="SECONDS",
+        help=f"{what_for}; the exit code is 124 where it has not ended by then.",
+        **may_be_bare,
+    )
+
+
 def priority_option(default: Priority) -> _Option:
     """``--priority``, with what a command's jobs have where nobody says it."""
     return click.option(

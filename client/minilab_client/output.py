@@ -8,9 +8,12 @@ import os
 import select
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import click
+
+_JSON_ERRORS: Final = "minilab_client.json_errors"
+"""In what click's contexts share: whether errors are JSON."""
 
 Colour = Literal["green", "yellow", "red"]
 
@@ -24,6 +27,22 @@ _IN_LINE = {**_CONTROLS, **dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066,
 def say(message: str) -> None:
     """Tell a person something, in one line."""
     click.echo(one_line(message), err=True)
+
+
+def say_error(kind: str, message: str, *, prefix: str = "error: ", as_json: bool | None = None) -> None:
+    """Tell what went wrong, in one line on stderr: as JSON to a program that asked for JSON, else to a person."""
+    context = click.get_current_context(silent=True)
+    if as_json is None:
+        as_json = context is not None and bool(context.meta.get(_JSON_ERRORS))
+    if as_json:
+        click.echo(json.dumps({"error": {"type": kind, "message": " ".join(message.split())}}), err=True)
+    else:
+        say(f"{prefix}{message}")
+
+
+def tell_errors_as_json(context: click.Context) -> None:
+    """Let :func:`say_error` write JSON from now on."""
+    context.meta[_JSON_ERRORS] = True
 
 
 def one_line(text: str) -> str:

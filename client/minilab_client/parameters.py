@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from minilab_gen.errors import RequestError
-from minilab_gen.protocol.keys import check_job_id, check_model_name
+from minilab_gen.protocol.keys import LONGEST_TIME, check_job_id, check_model_name
 
 MAX_WHOLE = 2**63 - 1
 """The largest whole number taken: what Redis counts with, and a bound on the digits that Python is asked to read."""
@@ -50,6 +50,14 @@ def decimal_number(text: str) -> float:
     if not _DECIMAL.fullmatch(text):
         raise click.BadParameter(f"must be a decimal number in ASCII digits, got {text!r}")
     return float(text)
+
+
+def seconds(text: str) -> float:
+    """A time to wait."""
+    number = decimal_number(text)
+    if not 0 <= number <= LONGEST_TIME:
+        raise click.BadParameter(f"must be from 0 to {LONGEST_TIME} seconds, got {text}")
+    return number
 
 
 def token_ids(text: str) -> tuple[int, ...]:

@@ -22,11 +22,11 @@ def tell_submitted(job_id: str, follows: bool, as_json: bool, **details: Any) ->
         write(f"{job_id}\n")
 
 
-def follow_submitted(connection: redis.Redis, job_id: str, as_json: bool) -> ExitCode:
-    """Show the events of a new job, to the end; the exit code for how it ended."""
+def follow_submitted(connection: redis.Redis, job_id: str, as_json: bool, wait: float | None) -> ExitCode:
+    """Show the events of a new job, to the end; the exit code for how it ended. Raises NotEndedError after ``wait``."""
     flush()
     notes = WaitingNotes()
     now = view(connection, job_id)
     if not now.workers_alive:  # said at once; that others are before it can wait until it really takes a while
         notes(now)
-    return follow(connection, job_id, 0, JsonPrinter() if as_json else TextPrinter(), notes)
+    return follow(connection, job_id, 0, JsonPrinter() if as_json else TextPrinter(), notes, wait)

@@ -106,7 +106,16 @@ def read_tokenizer(connection: redis.Redis, card: ModelCard) -> Tokenizer:
         return Tokenizer.from_json(stored.decode())
     if card.name == keys.DEFAULT_MODEL and card.tokenizer == digest(get_tokenizer().to_json()):
         return get_tokenizer()
-    raise UnknownModelError(f"the tokenizer of the model {card.name} has expired; start one of its workers")
+    raise UnknownModelError(
+        f"the tokenizer of the model {card.name} has expired; start one of its workers: {start_command(card.name)}"
+    )
+
+
+def start_command(model: str) -> str:
+    """What to type so that a worker serves a model. With the name alone the shipped one would be served under it."""
+    if model == keys.DEFAULT_MODEL:
+        return "minilab-worker"
+    return f"minilab-worker --model ./{model} --name {model}, where ./{model} is its folder"
 
 
 def _shipped_card() -> ModelCard:

@@ -1,20 +1,14 @@
-"""The way into ``minilab-worker``. It must not import anything slow before Ctrl-C ends the program quietly."""
+"""Where ``minilab-worker`` begins, and ``python -m minilab_worker``. It must load nothing before it minds Ctrl-C."""
 
-from __future__ import annotations
-
-import signal
+from minilab_gen.startup import Loading
 
 
 def main() -> None:
-    """Run the program. Ctrl-C while it is being imported ends it as any program, without a traceback."""
-    ours = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else the caller wants Ctrl-C ignored
-    if ours:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from minilab_worker.cli import main as run  # most of a second on a busy machine
+    """Run the program."""
+    with Loading():
+        from minilab_worker.cli import main as program
 
-    if ours:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    run()
+    program()
 
 
 if __name__ == "__main__":

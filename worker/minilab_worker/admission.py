@@ -25,6 +25,7 @@ def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> Run:
         check_extras(claim.job)
         request = request_of(claim.job)
         request.check_fits(limits)
+        run = Run(claim, request, tokenizer)
     except RequestError as error:
         run = Run(claim, None, tokenizer)
         run.end_at_once("error", error=str(error))
@@ -34,7 +35,6 @@ def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> Run:
         run = Run(claim, None, tokenizer)
         run.end_at_once("error", error=f"the job cannot be read: {type(error).__name__}")
         return run
-    run = Run(claim, request, tokenizer)
     if claim.deaths >= MOST_DEATHS:
         run.end_at_once("error", error=f"{claim.deaths} workers died while they ran this job")
     elif claim.cancelled:

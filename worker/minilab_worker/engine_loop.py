@@ -14,7 +14,7 @@ import redis
 import torch
 
 from minilab_gen.engine import Chosen, Engine, Outcome
-from minilab_gen.errors import RedisUnavailableError
+from minilab_gen.errors import RedisUnavailableError, RequestError
 from minilab_worker.patience import Patience
 from minilab_worker.publisher import Publisher
 from minilab_worker.run import Run
@@ -149,8 +149,18 @@ class EngineLoop:
             if self._engine.end(run.job_id, "cancelled"):  # it leaves at the next step
                 self._arrived.insert(0, run)
                 return
-            self._engine.add(run.sequence)
+            try:
+                self._engine.add(run.sequence)
+            except Exception as error:  # noqa: BLE001 - whatever it was, it ends this job alone
+                self._fail(run, error)
         self._runs[run.job_id] = run
+
+    def _fail(self, run: Run, error: Exception) -> None:
+        """End one job for what went wrong with it; its neighbours go on."""
+        if not isinstance(error, RequestError):  # which says all, and may quote the request
+            _log.error("%s: the job failed", run.job_id, exc_info=error, extra={"job_id": run.job_id})
+        run.fail(error)
+        self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
 
     def _step(self) -> None:
         """One step of the engine, while Redis takes in what the step before it chose."""
@@ -180,7 +190,11 @@ class EngineLoop:
         for outcome in outcomes:
             run = self._runs.get(outcome.sequence.name)
             if run is not None and run.sequence is outcome.sequence and run.end is None:  # else it was dropped
-                run.take(outcome)
+                try:
+                    run.take(outcome)
+                except Exception as error:  # noqa: BLE001 - whatever it was, it ends this job alone
+                    self._fail(run, error)
+                    continue
                 if isinstance(outcome, Chosen):
                     advanced.append(run)
         return advanced

@@ -9,6 +9,8 @@ from typing import Final
 import redis
 
 from minilab_gen.errors import RedisUnavailableError
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.refusals import refusal, refuses_writes
 
 _log = logging.getLogger(__name__)
 
@@ -46,10 +48,12 @@ class Patience:
         if self._since is None:
             self._since, self._pause = now, FIRST_PAUSE
             self.outages += 1
-            _log.warning("Redis %s, %s wait: %s", _behaviour(error), self.what_waits, error)
+            _log.warning("Redis %s, %s wait: %s", _behaviour(error), self.what_waits, _reason(error))
         away = now - self._since
         if away > (HURRIED_PATIENCE if hurry else REDIS_PATIENCE):
-            raise RedisUnavailableError(f"Redis {_behaviour(error)}, given up after {away:.0f} s: {error}") from error
+            raise RedisUnavailableError(
+                f"Redis {_behaviour(error)}, given up after {away:.0f} s: {_reason(error)}"
+            ) from error
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return self._pause
 
@@ -60,6 +64,35 @@ class Patience:
             self.seconds_away += away
             self._since = None
             _log.warning("Redis is back after %.1f s, %s go on", away, self.what_waits)
+
+
+def wait_for_writes(connection: redis.Redis) -> None:
+    """Return once Redis takes a write. Raises RedisUnavailableError when it has refused all of them for too long."""
+    give_up, pause = time.monotonic() + REDIS_PATIENCE, FIRST_PAUSE
+    while error := _refusal_of_writes(connection):
+        why = "; ".join(refusal(error, connection))
+        if time.monotonic() > give_up:
+            raise RedisUnavailableError(f"{why} (given up after {REDIS_PATIENCE:.0f} s)") from error
+        if pause == FIRST_PAUSE:
+            _log.warning("waiting up to %.0f s for a Redis that takes writes: %s", REDIS_PATIENCE, why)
+        pause = min(2 * pause, LONGEST_PAUSE)
+        time.sleep(pause)
+
+
+def _refusal_of_writes(connection: redis.Redis) -> redis.ResponseError | None:
+    """With what Redis refuses any write. Asked without one: there is no such stream, and it shall not be made."""
+    try:
+        connection.xadd(keys.token_stream("start"), {"id": "1"}, nomkstream=True)
+    except redis.ResponseError as error:
+        if not refuses_writes(error):
+            raise
+        return error
+    return None
+
+
+def _reason(error: redis.RedisError) -> str:
+    """With what to do about it, where that is known."""
+    return "; ".join(refusal(error)) if refuses_writes(error) else str(error)
 
 
 def _behaviour(error: redis.RedisError) -> str:

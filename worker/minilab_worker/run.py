@@ -8,8 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from minilab_gen.engine import Chosen, Ended, Sequence
+from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, EndReason, Event, TokenEvent
+from minilab_gen.protocol.jobs import seconds_to_run
 from minilab_gen.request import GenerationRequest
 from minilab_gen.stream_decoder import StreamDecoder
 from minilab_gen.tokenizer import Tokenizer
@@ -39,8 +41,7 @@ class Run:
         self.last_token: float | None = None
         """When this worker chose one for it last."""
         self._decoder = self._decoder_after(self._tokens)
-        asked = claim.job.timeout or keys.DEFAULT_TIMEOUT
-        timeout = asked if 0 < asked <= keys.LONGEST_TIME else keys.LONGEST_TIME  # RQ's -1 is no limit
+        timeout = seconds_to_run(claim.job)
         self.running_ttl = timeout + keys.RETENTION
         """Seconds that the stream lives if nobody ends it."""
         self.sequence: Sequence | None = None
@@ -95,6 +96,12 @@ class Run:
         if self.end is None:
             text = self._decoder.flush()
             self.events.append(EndEvent(reason, len(self.events), self.prompt_tokens, text=text, **details))
+
+    def fail(self, error: Exception) -> None:
+        """Add the terminal entry for something that went wrong with this job alone."""
+        self._decoder = self._tokenizer.decoder(())  # the one in use may be what failed
+        why = str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}"
+        self.end_at_once("error", error=why)
 
     def agree_with(self, stream: list[Event]) -> None:
         """Make the run go on from what its stream holds, which others may have written, too.

@@ -75,7 +75,7 @@ def read(fields: dict[str, Any], model: AskedModel) -> Asked:
 
 def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[str, Any]:
     """What is written about the line: OpenAI's fields, and of ours ``token_ids`` and ``seed``."""
-    kept = cut(given, line.stop_texts, model.tokenizer)
+    kept = cut(given, line.stop_texts, model.tokenizer, line.request.prompt)
     prompt_tokens, tokens = given.end.prompt_tokens, len(kept.ids)
     choice = {
         "index": 0,
