@@ -9,7 +9,6 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -23,6 +22,7 @@ from minilab_gen.protocol.refusals import refusal
 from minilab_gen.tokenizer import BASE_CHECKPOINT
 from minilab_worker import logs
 from minilab_worker.demo import demo
+from minilab_worker.extra import check_extra
 from minilab_worker.health import health, lease_file_option, write_name
 from minilab_worker.logs import LogFormat
 from minilab_worker.namesakes import check_namesakes, check_waiting, default_name
@@ -142,9 +142,7 @@ def program(
 
 def _check_before_loading(model: Path, queues: Sequence[str], redis_url: str | None) -> None:
     """Say at once what is wrong with the folder or with Redis, since to load and check a model takes long."""
-    for needed in ("torch", "safetensors"):
-        if find_spec(needed) is None:
-            raise ModuleNotFoundError(name=needed)
+    check_extra()
     from minilab_gen.checkpoint_folder import check_folder  # safetensors, which `minilab-worker redis` can do without
 
     tokenizer = check_folder(model)
