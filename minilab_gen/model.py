@@ -140,7 +140,7 @@ class MiniLabModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.weight.device
+        return cast(torch.device, self.embedding.weight.device)
 
     @property
     def dtype(self) -> torch.dtype:
