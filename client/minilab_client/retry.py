@@ -35,9 +35,10 @@ def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, wait: f
         raise click.UsageError("--wait goes with --follow")
     if follows and len(ids) > 1:
         raise click.UsageError(f"--follow takes one JOB, got {len(ids)}")
-    from minilab_client.submitted import follow_submitted
+    from minilab_client.submitted import follow_submitted, say_unserved
 
     code = ExitCode.DONE
+    submitted = []
     with settings.connect() as connection:
         for job_id in ids:
             try:
@@ -45,7 +46,10 @@ def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, wait: f
             except MiniLabError as error:  # one that cannot be repeated keeps nobody from repeating the others
                 code = report(error)
             else:
-                code = follow_submitted(connection, new_id, as_json, wait) if follows else code
+                submitted.append(new_id)
+        if follows and submitted:
+            return follow_submitted(connection, submitted[0], as_json, wait)
+        say_unserved(connection, *submitted)
     return code
 
 

@@ -139,7 +139,7 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     Standard input is read where TEXT is -, or where nothing is given and it is no terminal. With --chat the model
     answers TEXT, in the form that its own chat template gives a conversation; `minilab-client chat` keeps one going.
     """
-    from minilab_client.submitted import follow_submitted
+    from minilab_client.submitted import follow_submitted, say_cut, say_unserved
     from minilab_gen.api import default_max_new_tokens
     from minilab_gen.protocol.jobs import Submission
 
@@ -157,7 +157,12 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     with settings.connect() as connection:
         submitted, request = asked.send(connection)
         _tell(submitted, request, asked, follows, as_json)
-        return follow_submitted(connection, submitted, as_json, wait) if follows else ExitCode.DONE
+        if max_new_tokens is not None:
+            say_cut(connection, request, model)
+        if follows:
+            return follow_submitted(connection, submitted, as_json, wait)
+        say_unserved(connection, submitted)
+    return ExitCode.DONE
 
 
 def _prompt(

@@ -42,7 +42,14 @@ _SPIN_COUNT = "20000"
 step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs a system call for each operation."""
 
 
-@click.group(invoke_without_command=True, context_settings={"show_default": True, "auto_envvar_prefix": "MINILAB"})
+_CONTEXT = {
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+    "auto_envvar_prefix": "MINILAB",
+}
+
+
+@click.group(invoke_without_command=True, context_settings=_CONTEXT)
 @click.option(
     "--model",
     type=click.Path(path_type=Path),
@@ -75,7 +82,7 @@ step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs 
 @click.option("--log-text", is_flag=True, help="Write the text of each answer into the log.")
 @click.option("--verbose", "-v", is_flag=True, help="Say on stderr what becomes of each job.")
 @click.option("--quiet", "-q", is_flag=True, help="Say only what goes wrong.")
-@click.version_option(package_name="minilab-gen")
+@click.version_option(package_name="minilab-gen", allow_from_autoenv=False)  # MINILAB_VERSION may be another's
 @click.pass_context
 def program(
     context: click.Context,
@@ -101,6 +108,8 @@ def program(
     """Serve a model: run jobs from its queues, many at a time, until SIGTERM or Ctrl-C.
 
     Example: minilab-worker --max-batch 32
+
+    Exit codes: 0 done, 1 it failed, 2 bad usage or a folder that cannot be served, 4 no Redis.
     """
     if context.invoked_subcommand is not None:
         return
@@ -154,6 +163,9 @@ def _check_before_loading(model: Path, queues: Sequence[str], redis_url: str | N
 program.add_command(demo)
 program.add_command(redis_group)
 program.add_command(health)
+for _parameter in program.params:
+    if isinstance(_parameter, click.Option):
+        _parameter.show_envvar = True  # click has no such setting for all of a command
 
 
 def _serve(worker: Worker) -> None:
@@ -170,8 +182,13 @@ def main() -> None:
     """Run the program; each kind of error has its exit code."""
     try:
         sys.exit(program(prog_name="minilab-worker", standalone_mode=False))  # what a command gave to `ctx.exit`
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f"; see {context.command_path} --help" if context is not None else ""
+        logs.say_error(f"{error.format_message().rstrip('.')}{hint}")
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
