@@ -61,9 +61,9 @@ class Demonstration:
             assert byte, f"it ended before {text!r}: {read.decode()}"
             read += byte
 
-    def has_a_worker(self) -> bool:
-        """Whether the worker's process is on its way."""
-        return any("--quiet" in _command(pid) for pid in self.processes())
+    def workers(self) -> list[int]:
+        """The worker's process, once it is on its way."""
+        return [pid for pid in self.processes() if "--quiet" in _command(pid)]
 
     def ended(self) -> tuple[int, str, str]:
         """Its exit code, and what else it said on stdout and stderr."""
@@ -84,7 +84,7 @@ def in_the_middle_of_an_answer(running: Demonstration) -> None:
 
 
 def while_the_worker_loads(running: Demonstration) -> None:
-    wait_until(running.has_a_worker)
+    wait_until(running.workers)
 
 
 def as_it_begins(running: Demonstration) -> None:
@@ -126,6 +126,19 @@ def test_ctrl_c_ends_the_demonstration_in_a_line_and_leaves_nothing(
 
     assert code == 130
     assert errors == "\nInterrupted. Worker and Redis are stopped again.\n"
+
+
+@needs_proc
+def test_the_terminals_ctrl_c_does_not_reach_the_worker_which_the_demonstration_stops(
+    demonstration: Demonstration,
+) -> None:
+    while_the_worker_loads(demonstration)
+
+    (worker,) = demonstration.workers()
+
+    assert os.getpgid(worker) != os.getpgid(demonstration.process.pid)
+    demonstration.send(signal.SIGTERM)
+    demonstration.ended()
 
 
 @needs_proc
