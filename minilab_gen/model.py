@@ -124,7 +124,8 @@ class MiniLabModel(nn.Module):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding.from_pretrained(torch.empty(config.vocab_size, config.d_model), freeze=False)
+        weight = torch.empty(config.vocab_size, config.d_model)
+        self.embedding: nn.Embedding = nn.Embedding.from_pretrained(weight, freeze=False)
         init_normal(self.embedding.weight, 1.0)  # what nn.Embedding draws, so that a seed gives the model that it gave
         with torch.device("cpu"):  # it follows from the configuration, also where a model is only shapes
             self.rotary = Rotary(config)
