@@ -9,6 +9,7 @@ import contextlib
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from functools import cache
 from typing import Any
 
 import redis
@@ -104,9 +105,16 @@ def read_tokenizer(connection: redis.Redis, card: ModelCard) -> Tokenizer:
     stored: Any = connection.get(keys.tokenizer(card.tokenizer))
     if stored is not None:
         return Tokenizer.from_json(stored.decode())
-    if card.name == keys.DEFAULT_MODEL and card.tokenizer == digest(get_tokenizer().to_json()):
-        return get_tokenizer()
+    if card.name == keys.DEFAULT_MODEL and card.tokenizer == _shipped_tokenizer()[1]:
+        return _shipped_tokenizer()[0]
     raise UnknownModelError(f"the tokenizer of the model {card.name} has expired; start one of its workers")
+
+
+@cache
+def _shipped_tokenizer() -> tuple[Tokenizer, str]:
+    """With its hash; to read it takes a tenth of the time of a `submit`."""
+    tokenizer = get_tokenizer()
+    return tokenizer, digest(tokenizer.to_json())
 
 
 def _shipped_card() -> ModelCard:
@@ -118,5 +126,5 @@ def _shipped_card() -> ModelCard:
         stop_ids=(config["eos_token_id"],),
         fingerprint="",
         exactness="unknown: no worker has been up",
-        tokenizer=digest(get_tokenizer().to_json()),
+        tokenizer=_shipped_tokenizer()[1],
     )
