@@ -18,12 +18,12 @@ from minilab_gen.errors import CheckpointError, MiniLabError, RedisUnavailableEr
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.tokenizer import BASE_CHECKPOINT
-from minilab_worker import logs
-from minilab_worker.health import health, lease_file_option, write_name
-from minilab_worker.logs import LogFormat
 from minilab_worker.namesakes import check_namesakes, default_name
-from minilab_worker.patience import REDIS_PATIENCE
+from minilab_worker.outage import REDIS_LIMIT
 from minilab_worker.redis_command import redis_group
+from minilab_worker.telemetry import logs
+from minilab_worker.telemetry.health import health, lease_file_option, write_name
+from minilab_worker.telemetry.logs import LogFormat
 
 if TYPE_CHECKING:
     from minilab_worker.worker import Worker
@@ -109,7 +109,7 @@ def program(
     with ExitStack() as stack:
         server = None
         if metrics_port is not None:
-            from minilab_worker.metrics_server import MetricsServer  # prometheus-client, which few ask for
+            from minilab_worker.telemetry.metrics_server import MetricsServer  # prometheus-client, which few ask for
 
             server = stack.enter_context(closing(MetricsServer(metrics_host, metrics_port)))
         # torch, which `minilab-worker redis` can do without
@@ -123,12 +123,12 @@ def program(
         served = load_served_model(model, name, max_batch, threads, dtype=dtype, kv_tokens=kv_tokens)
         _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.verdict, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
-        with closing(connect(redis_url, wait=REDIS_PATIENCE)) as connection:
+        with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
             check_namesakes(connection, served.card)
         worker = Worker(settings, served)
         write_name(lease_file, worker.name)
         if server is not None:
-            from minilab_worker.metrics import WorkerMetrics
+            from minilab_worker.telemetry.metrics import WorkerMetrics
 
             server.show(stack.enter_context(closing(WorkerMetrics(worker, settings, served.card))))
             _log.info("metrics at %s", server.url)
