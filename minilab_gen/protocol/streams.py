@@ -109,7 +109,7 @@ def read_stream(connection: redis.Redis, job_id: str) -> list[Event]:
 
 
 def decode_stream(answer: Any) -> list[Event]:
-    """The events in an answer to XRANGE, as redis-py gives it or raw. Raises StreamError for what is no whole stream."""
+    """The events in an answer to XRANGE, of redis-py or raw. Raises StreamError for what is not a whole stream."""
     if isinstance(answer, Exception):
         raise StreamError(str(answer))
     events = [decode_raw_entry(entry) for entry in answer]
