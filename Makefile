@@ -1,6 +1,8 @@
 # Every target sets up what it needs in .venv and does so again when pyproject.toml or constraints.txt changed.
-# On Linux, PyPI's torch brings CUDA along; for the much smaller CPU build say
-#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+
+# Where the CPU build of torch for Linux is found. PyPI's brings CUDA along, gigabytes that nothing here uses. Where this
+# index cannot be reached pip says so and takes what it finds elsewhere; empty, it is not asked.
+TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -27,7 +29,7 @@ help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.worker  ## watch a sentence grow token by token; leaves nothing running
-	@$(BIN)/python -m minilab_worker.demo
+	@$(BIN)/minilab-worker demo
 
 test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
 	@$(BIN)/python -m pytest $(ARGS)
@@ -74,6 +76,8 @@ $(VENV)/.made:
 # The demo needs only the worker, so a first look does not wait for the tools of the trade.
 $(VENV)/.worker: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing the worker into $(VENV): torch is most of it, a minute or two when pip's cache is warm"
+	@test "$$(uname)" != Linux || test -z '$(TORCH_INDEX_URL)' || \
+		$(PIP) --no-deps --extra-index-url '$(TORCH_INDEX_URL)' torch
 	@$(PIP) -e '.[worker]'
 	@touch $@
 

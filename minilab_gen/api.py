@@ -15,8 +15,10 @@ from minilab_gen.protocol import endings, jobs, keys, results
 from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
-from minilab_gen.protocol.jobs import JobState, Submission
+from minilab_gen.protocol.events import JobState
+from minilab_gen.protocol.jobs import Submission
 from minilab_gen.protocol.keys import Priority
+from minilab_gen.protocol.refusals import explained
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
@@ -55,7 +57,7 @@ def submit(
     settings = SamplingSettings(temperature, top_k, top_p, 0 if seed is None else seed)
     submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
     asked = _asked(prompt, chat)
-    with closing(connect(redis_url)) as connection:
+    with closing(connect(redis_url)) as connection, explained(connection):
         most = default_max_new_tokens(asked) if max_new_tokens is None else max_new_tokens
         request = build_request(connection, asked, most, settings, seed is None, stop_ids, model)
         try:
@@ -144,7 +146,7 @@ async def tail_async(job_id: str, after: int = 0, *, redis_url: str | None = Non
 
 def cancel(job_id: str, *, redis_url: str | None = None) -> JobState:
     """Ask that a job stop; returns the state that it was in. Raises UnknownJobError."""
-    with closing(connect(redis_url)) as connection:
+    with closing(connect(redis_url)) as connection, explained(connection):
         return endings.cancel(connection, job_id)
 
 

@@ -11,12 +11,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from minilab_gen.errors import CheckpointError, RequestError
 from minilab_gen.json_file import read_json
 from minilab_gen.request import check_text, shown
-from minilab_gen.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from minilab_gen.tokenizer import Tokenizer  # its library takes a while to load, and a conversation needs none
 
 ROLES = ("system", "user", "assistant")
 
@@ -71,6 +73,12 @@ class Conversation:
         if isinstance(content, bytes | Mapping) or not isinstance(content, Iterable):
             raise RequestError(f"a conversation must be a text or a list of messages, got {type(content).__name__}")
         return cls(tuple(_message(place, said) for place, said in enumerate(islice(content, MAX_MESSAGES + 1))))
+
+    def told(self, system: str) -> Conversation:
+        """The same with what the model is told before it. Raises RequestError where it begins with that already."""
+        if self.messages[0].role == "system":
+            raise RequestError("a conversation must have one system message, got another one beside it")
+        return Conversation((Message("system", system), *self.messages))
 
     @classmethod
     def from_text(cls, text: str) -> Conversation:

@@ -24,7 +24,13 @@ from minilab_gen.request import MAX_PROMPT_CHARACTERS
 
 def render(template: str, variables: Mapping[str, Any], add_generation_prompt: bool) -> str:
     """The text that a template makes of its variables. Raises RequestError when it refuses them or fails."""
-    known = {"tools": None, "documents": None, "add_generation_prompt": add_generation_prompt}
+    now = datetime.now().astimezone()  # once, so that a prompt made at midnight has one date
+    known = {
+        "tools": None,
+        "documents": None,
+        "add_generation_prompt": add_generation_prompt,
+        "strftime_now": now.strftime,
+    }
     try:
         return "".join(_bounded(_compiled(template).generate({**known, **variables})))
     except RequestError:
@@ -61,7 +67,6 @@ def _compiled(template: str) -> jinja2.Template:
     )
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
-    environment.globals["strftime_now"] = _now
     return environment.from_string(template)
 
 
@@ -78,7 +83,3 @@ def _to_json(
 
 def _refuse(message: str) -> NoReturn:
     raise jinja2.TemplateError(message)
-
-
-def _now(form: str) -> str:
-    return datetime.now().astimezone().strftime(form)

@@ -13,7 +13,7 @@
     ├── JobCancelledError                   the job was cancelled (raised inside the task only)
     ├── JobTimeoutError                     the job waited past its ttl (raised inside the task only)
     ├── StreamError                         a token stream with a gap or an entry that is not ours
-    └── RedisUnavailableError               no server answers, or none can be started
+    └── RedisUnavailableError               no server serves us, or none can be started
 """
 
 from __future__ import annotations
@@ -64,4 +64,4 @@ class StreamError(MiniLabError):
 
 
 class RedisUnavailableError(MiniLabError):
-    """No Redis server answers at the address in use."""
+    """No Redis server answers at the address in use, or it does not do what it is asked."""

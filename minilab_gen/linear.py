@@ -9,13 +9,14 @@ packed
     count, with no padding except for a lone long row, and a SiLU that follows is fused. (A sum or product could
     be as well, but its call costs 15 microseconds more than the operation by itself.) These operators are what
     ``torch.compile`` emits for frozen weights; they are not documented, so this file is the only one that
-    names them and the worker checks their exactness at start.
+    names them and the worker checks their exactness at start. Not every processor has them for every type of weight.
 padded
     ``F.linear`` over rows padded to a multiple of :data:`ROW_TILE`. It differentiates, so training uses it.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any, cast
 
 import torch
@@ -23,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 ROW_TILE = 8
-"""Rows. ``F.linear`` in float32 takes one path for every multiple of 8 rows; fewer rows take others."""
+"""Rows. ``F.linear`` takes one path for every multiple of 8 rows; fewer rows take others."""
 
 _SILU_PIECE = 16_384
 """Elements. PyTorch splits elementwise work between threads from 32 768 on, wherever the split may fall."""
@@ -42,10 +43,36 @@ _PACK_ROWS = 64
 """Rows that oneDNN lays the weight out for. A hint: any row count gives the same bits."""
 
 
-def can_pack(device: torch.device) -> bool:
-    """Whether this build of PyTorch has the prepacked linear operators for a device."""
-    is_there = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-    return is_there and device.type == "cpu"
+_TRIAL = 16
+"""Rows and features of the product that is tried; a processor that has the operators has them for every size."""
+
+
+def can_pack(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether weights of this type can be packed here, on this processor and with this build of PyTorch.
+
+    Asked by trying, because the answer depends on the type: with AVX2 alone, float32 can be packed and bfloat16 not.
+    """
+    return device.type == "cpu" and _packs(dtype)
+
+
+@cache
+def _packs(dtype: torch.dtype) -> bool:
+    ones = torch.ones(_TRIAL, _TRIAL, dtype=dtype)
+    try:
+        tried: Tensor = _product_of_packed()(ones, _pack(ones), None, "none", [], "")
+    except (AttributeError, RuntimeError):  # the build has no such operator, the processor no instructions for it
+        return False
+    return bool((tried == _TRIAL).all())
+
+
+def _pack(weight: Tensor) -> Tensor:
+    """The weight in oneDNN's own layout."""
+    return cast(Tensor, torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_ROWS))
+
+
+def _product_of_packed() -> Any:
+    """The operator that multiplies by a packed weight."""
+    return torch.ops.mkldnn._linear_pointwise.default
 
 
 class DirectModule(nn.Module):
@@ -74,14 +101,17 @@ class Linear(DirectModule):
     def freeze(self, *, packed: bool) -> None:
         """Fix the weight for inference. A packed layer keeps its own layout of it and lets ``weight`` go.
 
-        Raises ValueError where a layer is packed already and should not be.
+        Raises ValueError where a layer is packed already and should not be, or cannot be packed here.
         """
         self.requires_grad_(False)
         if self._packed is not None and not packed:
             raise ValueError("a packed layer has let its weight go; read the model again to have it unpacked")
         if packed and self._packed is None:
-            self._packed = torch.ops.mkldnn._reorder_linear_weight(self.weight, _PACK_ROWS)
-            self._product = torch.ops.mkldnn._linear_pointwise.default
+            if not can_pack(self.weight.device, self.weight.dtype):
+                raise ValueError(
+                    f"{self.weight.dtype} weights cannot be packed on this processor; freeze(packed=False)"
+                )
+            self._packed, self._product = _pack(self.weight), _product_of_packed()
             self.weight = nn.Parameter(self.weight.new_empty(0), requires_grad=False)
 
     def forward(self, x: Tensor) -> Tensor:

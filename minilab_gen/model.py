@@ -147,9 +147,9 @@ class MiniLabModel(nn.Module):
     def freeze(self, *, packed: bool | None = None) -> MiniLabModel:
         """Fix the weights for inference and lay them out for speed; ``packed=None`` packs where it can.
 
-        A packed layer lets go of the weight that it was made from.
+        A packed layer lets go of the weight that it was made from. Raises ValueError where ``packed=True`` cannot be.
         """
-        packed = can_pack(self.device) if packed is None else packed
+        packed = can_pack(self.device, self.dtype) if packed is None else packed
         self.eval().requires_grad_(False)
         for module in self.modules():
             vars(module).update(module.named_children())  # nn.Module would search for them at every use
@@ -207,6 +207,6 @@ def load(path: str | Path, dtype: torch.dtype = torch.float32, *, packed: bool |
     """
     from minilab_gen.checkpoint import read_model  # a checkpoint knows models, so the import goes this way round
 
-    packed = can_pack(torch.device("cpu")) if packed is None else packed
+    packed = can_pack(torch.device("cpu"), dtype) if packed is None else packed
     model = read_model(Path(path), dtype, (lambda layer: layer.freeze(packed=True)) if packed else None)
     return model.freeze(packed=packed)

@@ -21,6 +21,8 @@ from minilab_gen.model import MiniLabModel, ModelConfig
 from minilab_gen.protocol import embedded, keys
 from minilab_gen.tokenizer import get_tokenizer
 
+pytest_plugins = ["run_guard"]
+
 SMALL = ModelConfig(vocab_size=2048, context_length=64, n_layer=2, n_head=8, n_kv_head=1, d_model=64, d_hidden=64)
 """A model with the base model's vocabulary that answers in a fraction of a millisecond."""
 

@@ -17,6 +17,7 @@ from chaos.server import BINARY
 from client_process import Program, environment
 from minilab_client.batch import outages
 from minilab_client.batch.asked_model import AskedModel
+from own_process import own_process
 from own_service import LIMIT, OwnService
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -207,11 +208,12 @@ def test_a_terminal_shows_a_bar_that_ends_at_100_percent(own_service: OwnService
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "minilab_client", "batch", str(file), "--output", str(out)]
     variables = {**environment(own_service.server.url), "TERM": "xterm"}
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=terminal, env=variables) as program:
+    with own_process(command, stdin=subprocess.DEVNULL, stderr=terminal, env=variables) as program:
         os.close(terminal)
         shown = b""
         while b"60 answered" not in shown:
             shown += os.read(screen, 1000)
+        program.wait(LIMIT)
 
     assert program.returncode == 1
     os.close(screen)

@@ -13,7 +13,11 @@ from chaos.server import BINARY
 
 from minilab_gen.request import GenerationRequest
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
+pytestmark = [
+    pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
+    # Seconds: its own limits, of workers that start and of jobs that settle, come first and say more.
+    pytest.mark.timeout(900),
+]
 
 SCALE = Scale(seconds=5.0, jobs=150)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
+from pathlib import Path
+
 import pytest
 import redis
 from client_program import client, end, events, fake_redis, queued, start, write
@@ -26,6 +29,10 @@ def refusal(*arguments: str, stdin: str | bytes | None = None, **variables: str)
     (line,) = result.stderr.splitlines()
     assert line.startswith("error: ")
     return line
+
+
+def prompt_of(connection: redis.Redis, job_id: str) -> tuple[int, ...]:
+    return request_of(fetch(connection, job_id)).prompt
 
 
 def test_submit_prints_the_job_id_alone(connection: redis.Redis) -> None:
@@ -178,8 +185,59 @@ def test_text_and_ids_together_are_refused() -> None:
     assert "not both" in refusal("Phileas Fogg", "--ids", "5")
 
 
-def test_neither_text_nor_ids_is_refused_even_with_standard_input() -> None:
-    assert "or - to read it from standard input" in refusal(stdin="Phileas Fogg")
+def test_what_comes_through_a_pipe_is_the_text_where_nothing_else_is_given(connection: redis.Redis) -> None:
+    client("submit", "Phileas\nFogg", "--job-id", "typed")
+    client("submit", "--job-id", "piped", stdin="Phileas\nFogg\n")
+
+    assert prompt_of(connection, "piped") == prompt_of(connection, "typed")
+
+
+def test_a_text_that_is_given_leaves_standard_input_alone(connection: redis.Redis) -> None:
+    client("submit", "Phileas Fogg", "--job-id", "typed")
+    client("submit", "Phileas Fogg", "--job-id", "both", stdin="Le capitaine Nemo")
+
+    assert prompt_of(connection, "both") == prompt_of(connection, "typed")
+
+
+def test_nothing_at_all_is_refused_with_the_ways_there_are() -> None:
+    said = refusal(stdin="")
+
+    assert "give TEXT, or - to read it from standard input, or --file, or --ids" in said
+    assert "nothing came from standard input" in said
+
+
+def test_words_without_quotes_are_refused_with_the_command_that_was_meant() -> None:
+    said = refusal("Phileas", "Fogg's", "club")
+
+    assert "TEXT must be one argument, got 3; put quotes around it" in said
+    quoted = shlex.quote("Phileas Fogg's club")
+    assert f"minilab-client submit {quoted}" in said
+
+
+def test_a_file_holds_the_text(connection: redis.Redis, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("Phileas\nFogg\n", encoding="utf-8-sig")
+
+    client("submit", "Phileas\nFogg", "--job-id", "typed")
+    client("submit", "-f", str(file), "--job-id", "filed", stdin="Le capitaine Nemo")
+
+    assert prompt_of(connection, "filed") == prompt_of(connection, "typed")
+
+
+@pytest.mark.parametrize("others", [("Phileas Fogg",), ("--ids", "5")])
+def test_a_file_beside_another_prompt_is_refused(tmp_path: Path, others: tuple[str, ...]) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text("Phileas Fogg")
+
+    assert "not both" in refusal("-f", str(file), *others)
+
+
+def test_a_file_that_is_not_there_is_refused_by_its_name() -> None:
+    assert "/nowhere/prompt.txt" in refusal("-f", "/nowhere/prompt.txt")
+
+
+def test_a_system_message_needs_a_chat() -> None:
+    assert "--system goes with --chat" in refusal("Phileas Fogg", "--system", "Be brief.")
 
 
 @pytest.mark.parametrize(("arguments", "stdin"), [(("",), None), (("-",), ""), (("-",), "\n")])
@@ -296,7 +354,7 @@ def test_redis_failing_in_the_middle_is_one_line_with_its_reason(
     def fail(*_: object) -> str:
         raise error
 
-    monkeypatch.setattr("minilab_client.submit.enqueue", fail)
+    monkeypatch.setattr("minilab_gen.protocol.jobs.enqueue", fail)
 
     result = client("submit", "Phileas Fogg")
 

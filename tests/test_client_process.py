@@ -16,6 +16,7 @@ import pytest
 import redis
 from client_process import Program, environment
 from client_program import announce_worker, end, run, start, submit, write
+from own_process import own_process
 from waiting import LIMIT, wait_until
 
 SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
@@ -27,10 +28,9 @@ def server() -> Iterator[subprocess.Popen[bytes]]:
     """A server on a unix socket of its own, in a folder whose name is short enough for one."""
     with tempfile.TemporaryDirectory(prefix="ml-") as folder:
         options = ["--port", "0", "--unixsocket", f"{folder}/s", "--dir", folder, "--save", "", "--logfile", "log"]
-        with subprocess.Popen([SERVER or "", *options], stdout=subprocess.DEVNULL, cwd=folder) as process:
+        with own_process([SERVER or "", *options], stdout=subprocess.DEVNULL, cwd=folder) as process:
             wait_until(Path(folder, "s").exists)
             yield process
-            process.kill()
 
 
 @pytest.fixture

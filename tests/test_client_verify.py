@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import redis
 from click.testing import Result
-from client_program import client, end, events, run, start, submit
+from client_process import Program
+from client_program import client, end, events, queued, run, start, submit
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
 from rq.job import Job
@@ -61,10 +62,27 @@ def alter(server: redis.Redis, job_id: str, number: int, **changes: Any) -> Toke
     return before
 
 
+Books = dict[str, object]
+
+
+def books(server: redis.Redis) -> Books:
+    """All keys but those in which workers tell of themselves, with the members of RQ's lists, sets and registries."""
+    of_workers = ("rq:worker", "minilab:worker:", "minilab:stats:")
+    found = {key.decode() for key in server.scan_iter(count=1000)}
+    return {key: members(server, key) for key in found if not key.startswith(of_workers)}
+
+
+def members(server: redis.Redis, key: str) -> object:
+    kind = server.type(key)
+    if kind == b"zset":
+        return sorted(server.zrange(key, 0, -1))
+    if kind == b"set":
+        return server.smembers(key)
+    return server.lrange(key, 0, -1) if kind == b"list" else kind
+
+
 def nothing_is_left(server: redis.Redis) -> bool:
-    return not server.keys(f"*{MARK}*") and not any(
-        server.llen(f"rq:queue:{name}") for name in keys.queue_names("base")
-    )
+    return MARK not in repr(books(server))
 
 
 def told(result: Result) -> tuple[int, str]:
@@ -97,6 +115,81 @@ def test_100_finished_jobs_are_equal(server: redis.Redis, start_worker: StartWor
     assert (result.exit_code, len(lines)) == (0, 100)
     assert result.stderr.splitlines()[-1] == "100 of 100 jobs are equal"
     assert nothing_is_left(server)
+
+
+def test_after_verifications_of_every_outcome_redis_holds_what_it_held_before(
+    server: redis.Redis, start_worker: StartWorker
+) -> None:
+    requests = [GenerationRequest((5, 6, 7), 10), GenerationRequest((5, 6), 10)]
+    start_worker()
+    equal, other = finished(server, requests)
+    (damaged,) = finished(server, [REQUEST])
+    enqueue(server, REQUEST, Submission(job_id="low", priority="low"))  # so that RQ knows the queue of verifications
+    enqueue(server, GenerationRequest((5, 1_000_000), 3), Submission(job_id="refused"))
+    for job_id in ("low", "refused"):
+        wait_until(lambda job_id=job_id: state_of(fetch(server, job_id)) in ("finished", "failed"))  # type: ignore[misc]
+    rewrite(server, "refused", [TokenEvent(1, 7, "a"), EndEvent("length", 1, 2)])
+    alter(server, other, 3, token_id=12)
+    server.xdel(keys.token_stream(damaged), "17-0")
+    before = books(server)
+
+    result = client("verify", equal, other, damaged, "refused", "low")
+
+    assert result.exit_code == 1
+    assert [line.split("  ")[1].split(":")[0] for line in result.stdout.splitlines()] == [
+        "equal", "token 3 differs", "the stream has a gap", "it could not be computed again", "equal",
+    ]  # fmt: skip
+    assert books(server) == before
+
+
+def test_an_interrupt_leaves_redis_as_it_was(server: redis.Redis, server_url: str) -> None:
+    for number in range(3):
+        run(server, f"j{number}", ["a"])
+    submit(server, "waits")
+    enqueue(server, REQUEST, Submission(job_id="low", priority="low"))
+    before = books(server)
+
+    with Program(server_url, "verify", "--last", "3") as verification:
+        wait_until(lambda: server.llen("rq:queue:minilab.base.low") == 4)
+        verification.interrupt()
+        code, _ = verification.ended()
+
+    assert code == 130
+    assert books(server) == before
+
+
+def test_an_interrupt_just_after_a_verification_is_queued_leaves_nothing_behind(
+    server: redis.Redis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(server, "x", ["a"])
+
+    def enqueue_and_press(*arguments: Any) -> str:
+        enqueue(*arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("minilab_gen.protocol.verification.enqueue", enqueue_and_press)
+    with pytest.raises(KeyboardInterrupt):
+        list(verify(server, ["x"], "low"))
+
+    assert nothing_is_left(server)
+
+
+def test_what_a_killed_client_leaves_has_a_time_to_live(
+    server: redis.Redis, server_url: str, start_worker: StartWorker
+) -> None:
+    run(server, "x", ["a"])
+    with Program(server_url, "verify", "x") as verification:
+        wait_until(lambda: server.llen("rq:queue:minilab.base.low") == 1)
+        verification.process.kill()
+        verification.ended()
+    (own_id,) = queued(server, "low")
+
+    start_worker()
+
+    wait_until(lambda: state_of(fetch(server, own_id)) == "finished")
+    left = server.keys(f"*{own_id}*")
+    assert len(left) >= 3, "of the job there are its record, its tokens and its result"
+    assert all(0 < server.ttl(key) <= keys.RETENTION for key in left)
 
 
 def test_a_token_that_was_altered_is_named(server: redis.Redis, job: str) -> None:

@@ -20,7 +20,8 @@ import redis
 
 from minilab_gen.errors import RedisUnavailableError, RequestError
 from minilab_gen.protocol import connection, embedded
-from minilab_gen.protocol.connection import connect, connect_async, masked_url, redis_url
+from minilab_gen.protocol.address import redis_url
+from minilab_gen.protocol.connection import connect, connect_async, masked_url
 
 SECRET = "s3cret"
 LOADING = b"-LOADING Redis is loading the dataset in memory\r\n"

@@ -23,6 +23,14 @@ def test_compose_waits_longer_for_a_worker_than_it_takes_to_drain() -> None:
     assert int(seconds) >= 2 * grace, "to give back what has not ended takes a while on a loaded machine"
 
 
+def test_compose_builds_the_client_with_the_rest_and_starts_none_of_it() -> None:
+    services = (ROOT / "docker-compose.yml").read_text(encoding="utf-8")
+    (client,) = re.findall(r"^  client:\n(.*?)^\w", services, re.MULTILINE | re.DOTALL)
+
+    assert "profiles:" not in client, "`up --build` builds nothing that has a profile"
+    assert re.findall(r"^    deploy:\n      replicas: (\d+)$", client, re.MULTILINE) == ["0"]
+
+
 def test_compose_test_without_an_engine_says_so_in_a_line_and_ends_well() -> None:
     environment = {**os.environ, "DOCKER_HOST": "unix:///nowhere/docker.sock", "PYTHONPATH": os.pathsep.join(sys.path)}
 

@@ -20,6 +20,7 @@ from watched_engine import (
     run_all,
 )
 
+from minilab_gen.engine import Engine, Sequence
 from minilab_gen.model import MiniLabModel
 from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
 
@@ -66,9 +67,9 @@ def test_batched_equals_alone_for_every_shape(shape: str, packed: bool, max_batc
 
 
 @pytest.mark.parametrize("max_batch", [1, 7, 32])
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
+@pytest.mark.parametrize("packed", [None, False], ids=["packed-where-it-can-be", "padded"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_batched_equals_alone_in_bfloat16(shape: str, packed: bool, max_batch: int) -> None:
+def test_batched_equals_alone_in_bfloat16(shape: str, packed: bool | None, max_batch: int) -> None:
     model = model_of(shape, packed=packed, dtype=torch.bfloat16)
     requests = random_requests(16, seed=max_batch)
 
@@ -305,6 +306,29 @@ def test_a_model_that_raises_over_one_sequence_fails_that_one_alone(layer: int, 
 
     assert_equal_alone(watched, good, model)
     assert {watched.errors[f"bad-{name}"] for name in good} == {"BrokenError: too hot"}
+
+
+def test_what_the_caller_is_interrupted_by_ends_the_step_and_no_sequence() -> None:
+    """A signal may raise wherever it comes, in the model, too."""
+    watched = Watched(model_that_breaks_at(61, layer=1), model_raises=True, passes=(BrokenError,))
+    watched.add("good", request_of(3, 6))
+    watched.add("interrupted", GenerationRequest((5, 61), 4))
+
+    with pytest.raises(BrokenError, match="too hot"):
+        watched.step()
+
+    assert watched.ends == {}
+
+
+def test_an_observer_that_raises_is_not_taken_for_a_model_that_does() -> None:
+    def object_to(sequence: Sequence, row: torch.Tensor) -> None:
+        raise BrokenError("not what was expected")
+
+    engine = Engine(model_of(), 2, on_logits=object_to)
+    engine.add(Sequence("a", request_of(3, 6)))
+
+    with pytest.raises(BrokenError, match="not what was expected"):
+        engine.step()
 
 
 # Resuming

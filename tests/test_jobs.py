@@ -22,8 +22,8 @@ from rq.serializers import JSONSerializer
 from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import endings, jobs, keys
 from minilab_gen.protocol.endings import settle
-from minilab_gen.protocol.events import EndEvent, EndReason, TokenEvent
-from minilab_gen.protocol.jobs import JobState, JobView, Submission, enqueue, fetch, request_of, view
+from minilab_gen.protocol.events import EndEvent, EndReason, JobState, TokenEvent
+from minilab_gen.protocol.jobs import JobView, Submission, enqueue, fetch, request_of, view
 from minilab_gen.protocol.results import JobResult, result
 from minilab_gen.protocol.streams import publish, published_tokens
 from minilab_gen.request import GenerationRequest, SamplingSettings

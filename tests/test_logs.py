@@ -147,7 +147,10 @@ def test_a_worker_without_torch_says_in_its_last_line_what_to_install() -> None:
     ended = subprocess.run([sys.executable, "-c", run], stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
     assert ended.returncode == 1
-    assert b"torch is missing: pip install '.[worker]'" in ended.stderr.splitlines()[-1]
+    assert (
+        b"torch is missing; in a clone of the repository: pip install -c constraints.txt '.[worker]'"
+        in ended.stderr.splitlines()[-1]
+    )
 
 
 @needs_redis

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from small_models import EIGHT_TO_ONE, random_model, threads
+from small_models import EIGHT_TO_ONE, random_model, threads, tokenizer_of
 from torch import Tensor
 
-from minilab_gen.linear import Linear
+from minilab_gen.checkpoint import write_checkpoint
+from minilab_gen.linear import Linear, can_pack
 from minilab_gen.model import KVCache, MiniLabModel
 
 MOST_ROWS = 70
@@ -178,6 +182,56 @@ def test_a_packed_layer_lets_its_weight_go_and_cannot_be_unpacked() -> None:
     linear.freeze(packed=True)
     with pytest.raises(ValueError, match="read the model again"):
         linear.freeze(packed=False)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_model_is_packed_where_this_processor_can_and_padded_elsewhere(dtype: torch.dtype) -> None:
+    model, ids = random_model().to(dtype).freeze(), ids_of(1, 20)
+
+    logits, _ = model(ids)
+
+    assert (model.head.weight.numel() == 0) == can_pack(model.device, dtype)
+    assert torch.equal(logits[:, :7], model(ids[:, :7])[0])
+
+
+def test_a_dtype_without_a_packed_product_cannot_be_packed_and_says_so() -> None:
+    linear = random_linear(64, 96).double()  # for which oneDNN has no product on any processor
+
+    assert not can_pack(torch.device("cpu"), torch.float64)
+    with pytest.raises(ValueError, match=r"torch.float64 weights cannot be packed on this processor"):
+        linear.freeze(packed=True)
+    linear.freeze(packed=False)
+    assert linear(torch.ones(3, 64, dtype=torch.float64)).shape == (3, 96)
+
+
+def test_a_processor_whose_operator_refuses_a_dtype_has_it_padded(tmp_path: Path) -> None:
+    """What AVX2 says to bfloat16 is said here to float32 as well, so that any processor can tell."""
+    write_checkpoint(tmp_path, random_model(), tokenizer_of(EIGHT_TO_ONE.vocab_size))
+    program = """
+import sys, torch
+def refuse(*_):
+    raise RuntimeError("the path needs the cpu support avx512bw")
+library = torch.library.Library("mkldnn", "IMPL")
+library.impl("_reorder_linear_weight", refuse, "CPU", allow_override=True)
+from minilab_gen.model import load
+model = load(sys.argv[1])
+print(model.head.weight.numel(), bool(model(torch.tensor([[1, 2, 3]]))[0].isfinite().all()))
+"""
+    run = subprocess.run([sys.executable, "-c", program, str(tmp_path)], capture_output=True, text=True, check=True)
+
+    assert run.stdout.split() == ["4096", "True"]
+
+
+@pytest.mark.parametrize("sizes", [(64, 96), (72, 61), (576, 192), (4864, 64)], ids=str)
+def test_a_padded_row_of_bfloat16_has_the_same_bits_wherever_it_stands(sizes: tuple[int, int]) -> None:
+    linear, (x,) = random_linear(*sizes).bfloat16(), rows_of(sizes[0])
+    linear.freeze(packed=False)
+    x = x.bfloat16()
+    together = linear(x)
+
+    for rows in range(1, MOST_ROWS + 1):
+        part = slice(rows) if rows % 2 else slice(MOST_ROWS - rows, None)
+        assert torch.equal(linear(x[part]), together[part]), rows
 
 
 @pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])

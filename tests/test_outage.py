@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from chaos.server import BINARY
+from own_process import own_process
 from own_service import LIMIT, LONG, OwnService
 from rq.command import send_stop_job_command
 from rq.serializers import JSONSerializer
@@ -98,7 +99,7 @@ def test_a_worker_gives_up_a_redis_that_stays_away_with_one_line(
 ) -> None:
     command = [sys.executable, "-c", _IMPATIENT, "--model", str(slow_checkpoint), "--redis-url", own_service.server.url]
     path = os.pathsep.join(sys.path)
-    with subprocess.Popen(
+    with own_process(
         [*command, "--name", "base", "--threads", "1", "--quiet"],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,

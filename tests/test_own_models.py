@@ -195,9 +195,23 @@ def test_the_command_line_chats(server: redis.Redis, chatting: ServedModel, said
 
 
 @pytest.mark.usefixtures("two_models")
+def test_a_system_message_stands_before_what_the_user_says(server: redis.Redis, chatting: ServedModel) -> None:
+    client("submit", "--chat", "Hello", "--system", "Be brief.", "--model", "chatty", "--job-id", "told")
+
+    said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
+    assert chatting.card.chat is not None
+    expected_prompt = chatting.card.chat.prompt(Conversation.of(said), chatting.tokenizer)
+    assert list(request_of(fetch(server, "told")).prompt) == expected_prompt
+
+
+@pytest.mark.usefixtures("two_models")
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        (
+            ('[{"role": "system", "content": "x"}]', "--system", "y", "--model", "chatty"),
+            "a conversation must have one system message, got another one beside it",
+        ),
         (("Hello", "--model", "base"), "error: the model base has no chat template; give it a plain text"),
         (('[{"role": "user"}]', "--model", "chatty"), "message 0 must have role and content and nothing else"),
         (('[{"role": "user", ]', "--model", "chatty"), "messages must be JSON"),

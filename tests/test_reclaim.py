@@ -144,8 +144,7 @@ def test_an_id_that_is_queued_twice_runs_once(server: redis.Redis, served: Serve
 
     start()
 
-    wait_until(lambda: not server.exists(queue_of(server).key))
-    wait_until(lambda: not server.exists(queue_of(server).intermediate_queue_key))
+    wait_until(lambda: not server.exists(queue_of(server).key, queue_of(server).intermediate_queue_key))
     assert_answered_once(server, served, job_id)
 
 

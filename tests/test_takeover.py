@@ -6,11 +6,13 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 import pytest
 from chaos.fleet import LEASE
 from chaos.server import BINARY
+from own_process import own_process
 from own_service import LIMIT, LONG, OwnService
 from rq.executions import Execution
 from rq.registry import StartedJobRegistry
@@ -29,9 +31,9 @@ SLOW_MACHINE = 20.0
 """Seconds beyond what is promised that a loaded machine may take."""
 
 
-def tail_program(service: OwnService, job_id: str) -> subprocess.Popen[str]:
+def tail_program(service: OwnService, job_id: str) -> AbstractContextManager[subprocess.Popen[str]]:
     """``minilab-client tail``, which ends with the job."""
-    return subprocess.Popen(
+    return own_process(
         [sys.executable, "-m", "minilab_client", "tail", job_id],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -154,6 +155,22 @@ def test_a_run_leaves_a_checkpoint_its_record_and_its_curve(corpus: Corpus, tmp_
     assert same_weights(read_model(folder), run.model)
     assert get_tokenizer(folder).to_json() == run.tokenizer.to_json()
     assert (folder / "training.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_a_run_says_so_before_its_first_step_and_draws_no_curve(
+    corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "training.png").write_bytes(b"the curve of an earlier run")
+    for name in ("matplotlib", "matplotlib.figure"):
+        monkeypatch.setitem(sys.modules, name, None)  # so that its import fails, as where it is not installed
+    said = io.StringIO()
+
+    train(SETTINGS, corpus, tmp_path, Console(file=said))
+
+    assert said.getvalue().startswith("matplotlib is not installed, so no training.png will be drawn")
+    assert "pip install matplotlib\n" in said.getvalue()
+    names = {"config.json", "model.safetensors", "tokenizer.json", "training.json"}
+    assert {file.name for file in tmp_path.iterdir()} - {"book.txt"} == names
 
 
 def test_the_record_tells_the_settings_and_the_history(corpus: Corpus, tmp_path: Path) -> None:

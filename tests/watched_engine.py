@@ -21,7 +21,7 @@ HOT = SamplingSettings(temperature=1.0, seed=42)
 
 
 @cache
-def model_of(shape: str = "8:1", *, packed: bool = True, dtype: torch.dtype = torch.float32) -> MiniLabModel:
+def model_of(shape: str = "8:1", *, packed: bool | None = None, dtype: torch.dtype = torch.float32) -> MiniLabModel:
     return random_model(SHAPES[shape]).to(dtype).freeze(packed=packed)
 
 

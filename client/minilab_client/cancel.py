@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
-import redis
 
 from minilab_client import parameters
 from minilab_client.completion import complete_models
@@ -14,13 +14,14 @@ from minilab_client.interrupts import uninterrupted
 from minilab_client.output import say, write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_gen.errors import UnknownJobError
-from minilab_gen.protocol import endings, jobs, keys
-from minilab_gen.protocol.clearing import cancel_waiting, count_waiting
-from minilab_gen.protocol.jobs import JobState
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.events import JobState
+
+if TYPE_CHECKING:
+    import redis
 
 
 @click.command(
-    short_help="Ask that jobs stop.",
     epilog="\b\nExamples:\n  minilab-client cancel 4f2a 9c01\n  minilab-client cancel --all-queued --model base --yes",
 )
 @click.argument("ids", metavar="[JOB]...", type=parameters.job_id, nargs=-1)
@@ -64,6 +65,8 @@ def cancel(
 
 
 def _cancel(connection: redis.Redis, job_id: str, as_json: bool) -> None:
+    from minilab_gen.protocol import endings, jobs
+
     before = endings.cancel(connection, job_id)
     now = jobs.state_of(jobs.fetch(connection, job_id))
     if as_json:
@@ -79,6 +82,8 @@ def _outcome(before: JobState, now: JobState) -> str:
 
 
 def _cancel_all(connection: redis.Redis, model: str, yes: bool, as_json: bool) -> ExitCode:
+    from minilab_gen.protocol.clearing import cancel_waiting, count_waiting
+
     waiting = count_waiting(connection, model)
     question = f"Cancel all jobs that wait for {model}, {waiting} now?"
     if waiting and not yes and not click.confirm(question, err=True):

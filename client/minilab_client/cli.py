@@ -4,30 +4,35 @@ from __future__ import annotations
 
 import io
 import sys
-from importlib import metadata
-from typing import Any
+from typing import Any, Final
 
 import click
 
-from minilab_client.batch.command import batch
-from minilab_client.cancel import cancel
-from minilab_client.completion import completion
-from minilab_client.doctor import doctor
 from minilab_client.exit_codes import exit_codes
-from minilab_client.jobs import jobs
-from minilab_client.models import models
-from minilab_client.result import result
-from minilab_client.retry import retry
+from minilab_client.lazy_group import LazyCommand, LazyGroup
 from minilab_client.settings import redis_url_option
-from minilab_client.status import status
-from minilab_client.submit import submit
-from minilab_client.tail import tail
-from minilab_client.verify import verify
-from minilab_client.watch import watch
-from minilab_client.workers import workers
+from minilab_gen.version import VERSION
+
+_COMMANDS: Final = {
+    "submit": LazyCommand("minilab_client.submit", "submit", "Put one job into the queue."),
+    "chat": LazyCommand("minilab_client.chat", "chat", "Talk with a model in the terminal."),
+    "tail": LazyCommand("minilab_client.tail", "tail", "Print the tokens of a job as they come."),
+    "batch": LazyCommand("minilab_client.batch.command", "batch", "Answer a file of requests."),
+    "status": LazyCommand("minilab_client.status", "status", "Show where a job stands."),
+    "result": LazyCommand("minilab_client.result", "result", "Print the answer of a job that has ended."),
+    "cancel": LazyCommand("minilab_client.cancel", "cancel", "Ask that jobs stop."),
+    "retry": LazyCommand("minilab_client.retry", "retry", "Submit ended jobs again."),
+    "verify": LazyCommand("minilab_client.verify", "verify", "Have ended jobs computed again and compare."),
+    "jobs": LazyCommand("minilab_client.jobs", "jobs", "List the jobs, newest first."),
+    "models": LazyCommand("minilab_client.models", "models", "List the models that can be asked."),
+    "workers": LazyCommand("minilab_client.workers", "workers", "List the workers and how busy they are."),
+    "watch": LazyCommand("minilab_client.watch", "watch", "Watch queues, workers and jobs."),
+    "doctor": LazyCommand("minilab_client.doctor", "doctor", "Check Redis, queues, workers and models."),
+    "completion": LazyCommand("minilab_client.completion", "completion", "Print what completes commands in a shell."),
+}
 
 
-class _Program(click.Group):
+class _Program(LazyGroup):
     """A group whose commands return their exit code, and whose errors are one line each."""
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
@@ -42,15 +47,13 @@ class _Program(click.Group):
 
 def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
     if wanted:
-        try:
-            click.echo(f"minilab-client {metadata.version('minilab-gen')}")
-        except metadata.PackageNotFoundError:
-            click.echo("minilab-client of a source folder that is not installed")
+        click.echo(f"minilab-client {VERSION}")
         ctx.exit()
 
 
 @click.group(
     cls=_Program,
+    lazy_commands=_COMMANDS,
     epilog='\b\nExample:\n  minilab-client submit "Phileas Fogg" --follow',
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -68,11 +71,3 @@ def main() -> None:
         raise click.UsageError("the standard output must be open")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without the letter é shows ?, not a traceback
-
-
-_COMMANDS = (
-    *(submit, tail, batch, status, result, cancel, retry, verify),
-    *(jobs, models, workers, watch, doctor, completion),
-)
-for _command in _COMMANDS:
-    main.add_command(_command)

@@ -7,9 +7,9 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import click
-import redis
 
 from minilab_client.output import say
 from minilab_gen.errors import (
@@ -22,6 +22,9 @@ from minilab_gen.errors import (
     UnknownModelError,
 )
 from minilab_gen.protocol.events import EndEvent
+
+if TYPE_CHECKING:
+    import redis
 
 
 class ExitCode(IntEnum):
@@ -92,7 +95,7 @@ def exit_codes() -> Iterator[None]:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = ExitCode.REFUSED
-    except (click.ClickException, MiniLabError, redis.RedisError, OSError) as error:
+    except _reported() as error:
         code = report(error)
     else:
         return
@@ -109,7 +112,7 @@ def report(error: click.ClickException | MiniLabError | redis.RedisError | OSErr
         code, remedy = next(known, (ExitCode.FAILED, ""))
         say(f"error: {error}{'; ' if remedy else ''}{remedy}")
         return code
-    if isinstance(error, redis.RedisError):
+    if not isinstance(error, OSError):
         say(f"error: {redis_complaint(error)}")
         return ExitCode.NO_REDIS
     _drop_output()  # or Python would try to write the rest again as it shuts down
@@ -117,16 +120,22 @@ def report(error: click.ClickException | MiniLabError | redis.RedisError | OSErr
     return ExitCode.FAILED
 
 
+def _reported() -> tuple[type[click.ClickException | MiniLabError | redis.RedisError | OSError], ...]:
+    """What ends the program with one line; of redis-py nothing where it was never loaded."""
+    loaded = sys.modules.get("redis.exceptions")
+    return (click.ClickException, MiniLabError, OSError, *(() if loaded is None else (loaded.RedisError,)))
+
+
 def redis_complaint(error: redis.RedisError) -> str:
     """What went wrong with Redis, and what to do about it."""
-    reason = str(error).rpartition("of pipeline caused error: ")[2].rstrip(".") or type(error).__name__
+    import redis  # not at the top: most runs meet no error, and --version no Redis
+
+    from minilab_gen.protocol.refusals import refusal
+
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        reason = str(error).rpartition("of pipeline caused error: ")[2].rstrip(".") or type(error).__name__
         return f"Redis was lost: {reason}; check that it runs, then try again"
-    if isinstance(error, redis.ReadOnlyError):
-        return f"Redis only serves readers: {reason}; give the address of the primary"
-    if isinstance(error, redis.OutOfMemoryError):
-        return f"Redis is full: {reason}; free memory or raise its maxmemory"
-    return f"Redis refused: {reason}"
+    return "; ".join(filter(None, refusal(error)))
 
 
 def _help_hint(error: click.ClickException) -> str:

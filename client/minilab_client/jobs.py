@@ -13,13 +13,11 @@ from minilab_client import parameters
 from minilab_client.completion import complete_models
 from minilab_client.output import say, write_json, write_table
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_gen.protocol.jobs import JobState
+from minilab_gen.protocol.events import JobState
 from minilab_gen.protocol.keys import PRIORITIES, Priority
-from minilab_gen.protocol.listing import Wanted, newest_jobs
 
 
 @click.command(
-    short_help="List the jobs, newest first.",
     epilog="\b\nExamples:"
     "\n  minilab-client jobs --state failed --limit 5"
     "\n  minilab-client jobs --model base --priority high --since 2h",
@@ -64,6 +62,8 @@ def jobs(
     submission, as far as none has overtaken a thousand others. Among the cancelled ones, those that an ordinary RQ
     worker ran are looked for in the last thousand failures.
     """
+    from minilab_gen.protocol.listing import Wanted, newest_jobs
+
     wanted = Wanted(state, model, priority, since)
     with settings.connect() as connection:
         found = list(islice(newest_jobs(connection, wanted, say_unreadable), limit))

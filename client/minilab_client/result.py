@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
-import redis
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode, say_end
-from minilab_client.follow import wait_for_end
 from minilab_client.output import say, write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_gen.protocol.jobs import view
-from minilab_gen.protocol.results import JobResult
-from minilab_gen.protocol.results import result as read_result
+
+if TYPE_CHECKING:
+    import redis
+
+    from minilab_gen.protocol.results import JobResult
 
 
 @click.command(
-    short_help="Print the answer of a job that has ended.",
     epilog="\b\nExample:\n  minilab-client result 4f2a --wait",
 )
 @click.argument("job", type=parameters.job_id)
@@ -37,6 +38,9 @@ def result(settings: ClientSettings, job: str, form: str, as_json: bool, wait: b
 
     A job that has not ended has none: the exit code is then 1.
     """
+    from minilab_client.follow import wait_for_end
+    from minilab_gen.protocol.results import result as read_result
+
     with settings.connect() as connection:
         if wait:
             wait_for_end(connection, job)
@@ -49,6 +53,8 @@ def result(settings: ClientSettings, job: str, form: str, as_json: bool, wait: b
 
 
 def _say_unended(connection: redis.Redis, job: str) -> None:
+    from minilab_gen.protocol.jobs import view
+
     now = view(connection, job)
     say(f"error: job {job} has not ended: it is {now.state}, with {now.tokens} tokens so far; --wait waits for its end")
 

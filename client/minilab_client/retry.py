@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
-import redis
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode, report
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_client.submitted import follow_submitted, tell_submitted
 from minilab_gen.errors import MiniLabError
-from minilab_gen.protocol.cards import read_card
-from minilab_gen.protocol.jobs import enqueue
-from minilab_gen.protocol.repeats import asked_by
+
+if TYPE_CHECKING:
+    import redis
 
 
 @click.command(
-    short_help="Submit ended jobs again.",
     epilog="\b\nExamples:\n  minilab-client retry 4f2a --follow\n  minilab-client retry 4f2a 9c01",
 )
 @click.argument("ids", metavar="JOB...", type=parameters.job_id, nargs=-1, required=True)
@@ -32,6 +31,8 @@ def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, as_json
     """
     if follows and len(ids) > 1:
         raise click.UsageError(f"--follow takes one JOB, got {len(ids)}")
+    from minilab_client.submitted import follow_submitted
+
     code = ExitCode.DONE
     with settings.connect() as connection:
         for job_id in ids:
@@ -45,6 +46,11 @@ def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, as_json
 
 
 def _submit_again(connection: redis.Redis, job_id: str, follows: bool, as_json: bool) -> str:
+    from minilab_client.submitted import tell_submitted
+    from minilab_gen.protocol.cards import read_card
+    from minilab_gen.protocol.jobs import enqueue
+    from minilab_gen.protocol.repeats import asked_by
+
     asked = asked_by(connection, job_id)
     model = asked.submission.model
     asked.request.check_fits(read_card(connection, model).limits)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minilab_client import parameters
-from minilab_client.follow import reason_to_wait
 from minilab_client.output import write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_gen.protocol.endings import settle
-from minilab_gen.protocol.jobs import JobView, view
+
+if TYPE_CHECKING:
+    from minilab_gen.protocol.jobs import JobView
 
 
 @click.command(
-    short_help="Show where a job stands.",
     epilog="\b\nExample:\n  minilab-client status 4f2a",
 )
 @click.argument("job", type=parameters.job_id)
@@ -24,6 +23,9 @@ from minilab_gen.protocol.jobs import JobView, view
 @pass_settings
 def status(settings: ClientSettings, job: str, as_json: bool) -> None:
     """Show where JOB stands. The exit code is 0 whatever its state is, once it is known."""
+    from minilab_gen.protocol.endings import settle
+    from minilab_gen.protocol.jobs import view
+
     with settings.connect() as connection:
         settle(connection, job)  # a job that waited longer than its ttl has expired, though no worker has said so
         found = view(connection, job)
@@ -52,6 +54,8 @@ def _as_json(found: JobView) -> dict[str, Any]:
 
 
 def _lines(found: JobView) -> dict[str, object]:
+    from minilab_client.follow import reason_to_wait
+
     return {
         "job": found.job_id,
         "state": found.state,

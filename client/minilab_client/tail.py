@@ -6,12 +6,10 @@ import click
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode
-from minilab_client.follow import JsonPrinter, TextPrinter, follow
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 
 
 @click.command(
-    short_help="Print the tokens of a job as they come.",
     epilog="\b\nExample:\n  minilab-client tail 4f2a --from 12",
 )
 @click.argument("job", type=parameters.job_id)
@@ -31,5 +29,7 @@ def tail(settings: ClientSettings, job: str, after: int, as_json: bool) -> ExitC
 
     Any number of readers may do so at once. Ctrl-C stops the reading, not the job.
     """
+    from minilab_client.follow import JsonPrinter, TextPrinter, follow
+
     with settings.connect() as connection:
         return follow(connection, job, after, JsonPrinter() if as_json else TextPrinter())

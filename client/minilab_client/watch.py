@@ -5,26 +5,22 @@ from __future__ import annotations
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
 
 import click
-import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
 from minilab_client import parameters
 from minilab_client.output import flush, require_reader, say, write
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_client.watching.figures import line
-from minilab_client.watching.gathering import Gatherer
-from minilab_client.watching.room import Room
+
+if TYPE_CHECKING:
+    from minilab_client.watching.gathering import Gatherer
 
 _READER_CHECK = 0.5
 """Seconds after which a program that only waits looks whether its reader is still there."""
 
 _SHORTEST, _LONGEST = 0.1, 3600.0
 """Seconds between two looks: no less than an eye can follow, no more than anybody waits."""
-
-_ONE_LINE = Room(height=1)
 
 
 def _check_interval(_ctx: click.Context, _option: click.Parameter, seconds: float) -> float:
@@ -34,7 +30,6 @@ def _check_interval(_ctx: click.Context, _option: click.Parameter, seconds: floa
 
 
 @click.command(
-    short_help="Watch queues, workers and jobs.",
     epilog="\b\nExamples:\n  minilab-client watch --interval 0.5\n  minilab-client watch --once",
 )
 @click.option(
@@ -54,6 +49,11 @@ def watch(settings: ClientSettings, interval: float, model: str | None, once: bo
 
     Where stdout is no terminal: one line of figures for each look.
     """
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    from minilab_client.watching.gathering import Gatherer
+
     title = ", ".join([f"minilab-client watch: {settings.shown_address}", *([f"model {model}"] if model else [])])
     with settings.connect() as connection:
         gatherer = Gatherer(connection, model)
@@ -77,19 +77,26 @@ def _show_once(gatherer: Gatherer, title: str) -> None:
     from rich.console import Console  # slow to import, and no other command needs it
 
     from minilab_client.watching.drawing import View
+    from minilab_client.watching.figures import line
+    from minilab_client.watching.room import Room
 
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if console.is_terminal:
         console.print(View(gatherer.look(Room(console.height)), title))
     else:
-        write(line(gatherer.look(_ONE_LINE)) + "\n")
+        write(line(gatherer.look(Room(height=1))) + "\n")
 
 
 def _show_lines(gatherer: Gatherer, interval: float) -> None:
+    import redis
+
+    from minilab_client.watching.figures import line
+    from minilab_client.watching.room import Room
+
     is_away = False
     while True:
         try:
-            write(line(gatherer.look(_ONE_LINE)) + "\n")
+            write(line(gatherer.look(Room(height=1))) + "\n")
         except (redis.ConnectionError, redis.TimeoutError) as error:
             if not is_away:
                 say(f"Redis is away, asking again: {error}")

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minilab_client.output import say, write_json, write_table
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_gen.protocol.workers import WorkerView, all_workers
+
+if TYPE_CHECKING:
+    from minilab_gen.protocol.workers import WorkerView
 
 
 @click.command(
-    short_help="List the workers and how busy they are.",
     epilog="\b\nExamples:\n  minilab-client workers\n  minilab-client workers --json",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array of objects.")
@@ -24,6 +25,8 @@ def workers(settings: ClientSettings, as_json: bool) -> None:
 
     One that was killed is shown as gone until RQ's record of it expires.
     """
+    from minilab_gen.protocol.workers import all_workers
+
     with settings.connect() as connection:
         found = all_workers(connection)
     if as_json:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ Phase = Literal["plan", "prefill", "decode", "head", "sample", "settle"]
 
 OnPhase = Callable[[Phase], None]
 
+_T = TypeVar("_T")
+
 _log = logging.getLogger(__name__)
 
 
@@ -45,12 +47,22 @@ class _Choice(NamedTuple):
     error: str
 
 
+class _PassError(Exception):
+    """What a model raised over the sequences that it was shown."""
+
+    @property
+    def reason(self) -> str:
+        return f"{type(self.__cause__).__name__}: {self.__cause__}"
+
+
 class Engine:
     """Runs up to ``max_batch`` sequences at a time; the others wait, first come, first served.
 
     ``kv_tokens`` are the tokens whose keys and values are held at a time, by default ``max_batch`` whole contexts;
     memory is taken as they come. A step reads ``prefill_tokens`` of prompts at most. ``on_logits`` is shown the logits
-    (vocab,) of every choice, for checks. ``on_phase`` is told each phase that has just ended, for clocks.
+    (vocab,) of every choice, for checks. ``on_phase`` is told each phase that has just ended, for clocks. What a model
+    raises ends the guilty sequence alone; exceptions of ``passes`` are raised by a step wherever they come from, for
+    callers who are interrupted by a signal. The engine is of no use after that.
     """
 
     def __init__(
@@ -62,6 +74,7 @@ class Engine:
         prefill_tokens: int | None = None,
         on_logits: OnLogits | None = None,
         on_phase: OnPhase | None = None,
+        passes: tuple[type[Exception], ...] = (),
     ) -> None:
         if max_batch < 1:
             raise RequestError(f"max_batch must be at least 1, got {max_batch}")
@@ -76,6 +89,7 @@ class Engine:
         self._schedule = Schedule(self._pool, kv_tokens, prefill_tokens)
         self._on_logits = on_logits
         self._on_phase = on_phase or _tell_nobody
+        self._passes = passes
         self._known: dict[str, Sequence] = {}
         self._leaving: dict[str, Ended] = {}
 
@@ -100,8 +114,8 @@ class Engine:
         sequence.request.check_fits(self._limits)
         sequence.sampler = Sampler(sequence.request.settings, self._limits.vocab_size)
         sequence.sampler.skip(sequence.tokens)
-        self._known[sequence.name] = sequence
         self._schedule.add(sequence)
+        self._known[sequence.name] = sequence
 
     def end(self, name: str, reason: EngineEnd, error: str | None = None) -> bool:
         """Let a sequence go at the next step, whatever it is doing; False for a name that is not here."""
@@ -143,27 +157,36 @@ class Engine:
     def _read_and_choose(self, decoding: list[Sequence], chunks: list[Chunk]) -> list[_Choice]:
         """Read the step's tokens and choose after each sequence that is read to its end.
 
-        If that raises, each sequence is read alone, which gives the same bits, so that only the guilty one fails.
+        If the model raises, each sequence is read alone, which gives the same bits, so that only the guilty one fails.
         """
         try:
             return self._read_together(decoding, chunks)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the guilty one meets it again below
-            _log.warning("a step is taken again, one sequence at a time: %s: %s", type(error).__name__, error)
+        except _PassError as error:
+            _log.warning("a step is taken again, one sequence at a time: %s", error.reason)
             alone = [Chunk(sequence, 1) for sequence in decoding] + chunks
             return [choice for chunk in alone for choice in self._read_alone(chunk)]
 
     def _read_alone(self, chunk: Chunk) -> list[_Choice]:
         try:
             return self._read_together([], [chunk])
-        except Exception as error:  # noqa: BLE001 - whatever it was, it ends this sequence alone
+        except _PassError as error:
             _log.exception("%s: the model failed", chunk.sequence.name)
-            return [_Choice(chunk.sequence, None, f"{type(error).__name__}: {error}")]
+            return [_Choice(chunk.sequence, None, error.reason)]
+
+    def _ask_model(self, ask: Callable[..., _T], *arguments: object) -> _T:
+        """What the model answers. Raises _PassError for what it raises, unless that is the caller's."""
+        try:
+            return ask(*arguments)
+        except self._passes:
+            raise
+        except Exception as error:
+            raise _PassError from error
 
     def _read_together(self, decoding: list[Sequence], chunks: list[Chunk]) -> list[_Choice]:
         if not decoding and not chunks:
             return []
-        reading = Reading(self._pool, decoding, chunks, self._model.device)
-        hidden = self._model.trunk(reading.ids, reading)  # (tokens, d_model)
+        reading = self._ask_model(Reading, self._pool, decoding, chunks, self._model.device)
+        hidden = self._ask_model(self._model.trunk, reading.ids, reading)  # (tokens, d_model)
         self._on_phase("prefill" if chunks else "decode")
         finished = [chunk for chunk in chunks if chunk.tokens == chunk.sequence.unread]
         sequences = decoding + [chunk.sequence for chunk in finished]
@@ -177,12 +200,13 @@ class Engine:
         return choices
 
     def _choose(self, hidden: Tensor, sequences: list[Sequence]) -> list[_Choice]:
-        logits = self._model.head(hidden)  # (sequences, vocab)
+        logits = self._ask_model(self._model.head, hidden)  # (sequences, vocab)
         self._on_phase("head")
         if self._on_logits:
             for sequence, row in zip(sequences, logits, strict=True):
                 self._on_logits(sequence, row)
-        tokens = choose(logits, [sequence.sampler for sequence in sequences if sequence.sampler])
+        samplers = [sequence.sampler for sequence in sequences if sequence.sampler]
+        tokens = self._ask_model(choose, logits, samplers)
         self._on_phase("sample")
         return [
             _Choice(sequence, token, "non-finite logits") for sequence, token in zip(sequences, tokens, strict=True)

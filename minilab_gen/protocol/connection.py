@@ -9,7 +9,6 @@ one shape of answer is enough to read. Without an address it leads to the privat
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from typing import Any
@@ -24,7 +23,9 @@ from redis.retry import Retry
 
 from minilab_gen.errors import RedisUnavailableError, RequestError
 from minilab_gen.protocol import sentinel
+from minilab_gen.protocol.address import redis_url
 from minilab_gen.protocol.outage import Outage
+from minilab_gen.protocol.refusals import refuses_writes
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +80,8 @@ _SCHEMES = ("redis", "rediss", "unix")
 _FALSE = ("0", "f", "false", "n", "no", "")
 
 
-def redis_url() -> str | None:
-    """The address in ``MINILAB_REDIS_URL``; None when it is unset or empty, which means the private server."""
-    return os.environ.get("MINILAB_REDIS_URL", "").strip() or None
-
-
 def connect(url: str | None = None, wait: float = 0.0) -> redis.Redis:
-    """A connection that has answered a PING. The caller closes it.
+    """A connection that has answered a PING. The caller closes it. The server may refuse writes: see ``refusals.py``.
 
     Without a URL it goes to ``MINILAB_REDIS_URL``, else to the private server, which it starts. For ``wait`` seconds a
     server that cannot be reached is asked again. Raises RedisUnavailableError, or RequestError for a bad URL.
@@ -275,15 +271,42 @@ class _Patience:
             logger.warning("waiting up to %.0f s for Redis at %s: %s", limit, self._shown, reason)
         return min(self._outage.next_pause(), left)
 
+    def check_mode(self, about: object) -> None:
+        """Raise RedisUnavailableError for a kind of server that is not supported, as its answer to HELLO tells."""
+        fields = about if isinstance(about, list) else []  # old servers and some proxies do not know the command
+        mode = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"mode")
+        if mode == b"cluster":
+            raise RedisUnavailableError(
+                f"Redis Cluster is not supported, and {self._shown} is one: jobs and streams need a single server; set "
+                "MINILAB_REDIS_URL to a Redis with cluster-enabled no (unset, a private one is started)"
+            )
+        if mode == b"sentinel":
+            raise RedisUnavailableError(
+                f"{self._shown} is a Sentinel and keeps no data: set MINILAB_REDIS_URL to "
+                "sentinel://host:port/service, with its host and port and the service's name"
+            )
+
 
 def _greet(client: redis.Redis, patience: _Patience) -> None:
     while True:
         try:
-            client.ping()
-            return
+            pong, about = _ping_and_hello(client)
+            if isinstance(pong, RedisError) and not refuses_writes(pong):  # it refuses a PING, too, and can be read
+                raise pong
         except RedisError as error:
             pause = patience.pause_after(error)
+        else:
+            patience.check_mode(about)
+            return
         time.sleep(pause)
+
+
+def _ping_and_hello(client: redis.Redis) -> list[Any]:
+    """Both in one round trip: a server that still loads refuses the first, and the second tells what kind it is."""
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.ping()
+        pipeline.execute_command("HELLO")
+        return pipeline.execute(raise_on_error=False)
 
 
 def _back_off() -> ExponentialWithJitterBackoff:

@@ -18,10 +18,9 @@ from rq.results import Result
 
 from minilab_gen.errors import RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.events import EndEvent, EndReason
+from minilab_gen.protocol.events import EndEvent, EndReason, JobState
 from minilab_gen.protocol.jobs import (
     EXPIRES_AT,
-    JobState,
     failure_of,
     fetch,
     noted,
@@ -30,6 +29,7 @@ from minilab_gen.protocol.jobs import (
     sign_of_life,
     state_of,
 )
+from minilab_gen.protocol.refusals import refuses_writes
 from minilab_gen.protocol.streams import publish, stream_length
 
 
@@ -51,8 +51,17 @@ def settle(connection: redis.Redis, job_id: str) -> None:
     """Do for a quiet stream what no worker will: end a job that waited too long, or failed before it was read.
 
     Safe for any number of callers: one of them takes the job from its queue, and Redis takes one terminal entry.
-    Raises UnknownJobError where the job or its stream has expired, StreamError where only the end of it is lost.
+    Raises UnknownJobError where the job or its stream has expired, StreamError where only the end of it is lost. Where
+    Redis refuses writes nothing is done, so that what stands there can be read.
     """
+    try:
+        _settle(connection, job_id)
+    except redis.ResponseError as error:
+        if not refuses_writes(error):
+            raise
+
+
+def _settle(connection: redis.Redis, job_id: str) -> None:
     job = fetch(connection, job_id)
     state = state_of(job)
     tokens, end = stream_length(connection, job_id)

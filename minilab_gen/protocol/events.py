@@ -13,6 +13,9 @@ from typing import Any, Final, Literal, get_args
 from minilab_gen.errors import StreamError
 
 EndReason = Literal["stop", "length", "context", "cancelled", "timeout", "error"]
+JobState = Literal["queued", "started", "finished", "failed", "cancelled"]
+"""What has become of a job so far."""
+
 END_REASONS: Final[tuple[EndReason, ...]] = get_args(EndReason)
 
 Fields = dict[str, str]

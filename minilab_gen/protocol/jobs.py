@@ -11,7 +11,7 @@ import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import redis
 from rq import Queue, Worker, scripts
@@ -22,7 +22,7 @@ from rq.serializers import JSONSerializer
 
 from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError, UnknownJobError
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.events import EndEvent
+from minilab_gen.protocol.events import EndEvent, JobState
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.streams import stream_length
 from minilab_gen.request import MAX_SEED, GenerationRequest, shown
@@ -36,8 +36,6 @@ _SUBMISSION: Final = "submission"
 MAX_PAYLOAD_BYTES: Final = 2_000_000
 """Bytes of a job's record, and of its arguments once they are inflated: twelve for each id of the longest prompt, and
 room for the rest. JSON of 100 MB, which may be 100 kB in Redis, took a worker 5 s and 1.7 GB to read and refuse."""
-
-JobState = Literal["queued", "started", "finished", "failed", "cancelled"]
 
 _STATES: Final[dict[JobStatus, JobState]] = {
     JobStatus.CREATED: "queued",
@@ -268,6 +266,12 @@ def model_of(job: Job) -> str:
     """The model that a job asks."""
     ours = keys.queue_parts(job.origin)
     return ours[0] if ours else job.origin.removeprefix("minilab.")
+
+
+def seconds_to_run(job: Job) -> int:
+    """How long a job may run; RQ's -1 is no limit."""
+    asked = int(job.timeout or keys.DEFAULT_TIMEOUT)
+    return asked if 0 < asked <= keys.LONGEST_TIME else keys.LONGEST_TIME
 
 
 def failure_of(job: Job) -> str:

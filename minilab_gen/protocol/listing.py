@@ -20,8 +20,8 @@ from rq.registry import BaseRegistry
 from minilab_gen.errors import StreamError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import checked_answers
-from minilab_gen.protocol.events import EndEvent, Event, decode_entry
-from minilab_gen.protocol.jobs import JobState, queue_of, state_named
+from minilab_gen.protocol.events import EndEvent, Event, JobState, decode_entry
+from minilab_gen.protocol.jobs import queue_of, state_named
 from minilab_gen.protocol.keys import Priority
 
 PAGE: Final = 1000

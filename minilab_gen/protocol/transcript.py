@@ -77,8 +77,17 @@ class Transcript:
             self.events = list(stream)
         elif self.end is not None and len(stream) >= self.end.number:
             end = self.end
-            self._decoder = self._decoder_after(stream)
-            self.events = [*stream, replace(end, tokens=len(stream), text=self._rest())]
+            self.restart(stream)
+            self.events.append(replace(end, tokens=len(stream), text=self._rest()))
+
+    def restart(self, events: Iterable[Event]) -> None:
+        """Begin again behind these events."""
+        self.events = list(events)
+        self._decoder = self._decoder_after(self.events)
+
+    def drop_decoder(self) -> None:
+        """Add no more text: the decoder failed."""
+        self._tokenizer = self._decoder = None
 
     def result(self) -> dict[str, Any]:
         """What RQ keeps as the return value of the job."""

@@ -1,6 +1,7 @@
 """Has workers compute jobs again and compares with what their streams hold. It must not know torch.
 
-A worker gets the same request under a new id; what comes of that is removed once it is compared.
+A worker gets the same request under a new id. Once that is compared, or the caller stops, nothing of it is left: no
+key, and no entry in RQ's registries. Only where the caller's process is killed, or Redis is lost, it expires instead.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import redis
 from rq.job import Job
 from rq.results import Result
 
-from minilab_gen.errors import MiniLabError, StreamError, UnknownJobError
+from minilab_gen.errors import MiniLabError, RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import endings, keys
 from minilab_gen.protocol.comparison import Answer, Difference, first_difference
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import enqueue, fetch, state_of
+from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of, state_of
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.repeats import asked_by
 from minilab_gen.protocol.streams import published_tokens
@@ -61,7 +62,7 @@ def verify(
 ) -> Generator[Verdict | MiniLabError, None, None]:
     """Verify jobs, several at a time, in their order; an error in place of a verdict where one is not to be had.
 
-    Whoever stops in the middle leaves no verification job behind. Raises what redis-py raises.
+    A caller that stops in the middle leaves no verification job behind. Raises what redis-py raises.
     """
     under_way: deque[_Recomputation | Verdict | MiniLabError] = deque()
     try:
@@ -74,9 +75,7 @@ def verify(
             yield _outcome(under_way[0], on_wait)
             under_way.popleft()
     finally:
-        for begun in under_way:
-            if isinstance(begun, _Recomputation):
-                begun.abandon()
+        _abandon([begun for begun in under_way if isinstance(begun, _Recomputation)])
 
 
 def _begin(connection: redis.Redis, job_id: str, priority: Priority) -> _Recomputation | Verdict | MiniLabError:
@@ -93,42 +92,84 @@ def _begin(connection: redis.Redis, job_id: str, priority: Priority) -> _Recompu
         return Verdict(job_id, True, 0, f"equal: it ended without a token ({end.reason})")
     # Of one that was stopped, only as far as it came.
     request = asked.request if end.succeeded else replace(asked.request, max_new_tokens=len(tokens))
-    own_id = f"{MARK}{secrets.token_hex(8)}"
-    submission = replace(asked.submission, job_id=own_id, priority=priority, ttl=_TTL)
+    submission = replace(asked.submission, job_id=f"{MARK}{secrets.token_hex(8)}", priority=priority, ttl=_TTL)
+    begun = _Recomputation(connection, job_id, submission, Answer(tokens, end))
     try:
         enqueue(connection, request, submission)
     except MiniLabError as error:
         return error
-    return _Recomputation(connection, job_id, own_id, Answer(tokens, end))
+    except BaseException:  # an interrupt may come after the job has reached its queue
+        _abandon([begun])
+        raise
+    return begun
 
 
 def _outcome(begun: _Recomputation | Verdict | MiniLabError, on_wait: OnWait | None) -> Verdict | MiniLabError:
     return begun.finish(on_wait) if isinstance(begun, _Recomputation) else begun
 
 
+def _abandon(begun: Iterable[_Recomputation]) -> None:
+    """Stop and remove what is under way: all are told to stop first, so that their workers are waited for once."""
+    with contextlib.suppress(redis.RedisError):  # while Redis is away they are left to expire
+        stopped = [recomputation for recomputation in begun if recomputation.stop()]
+        deadline = time.monotonic() + _RECORD_SECONDS
+        for recomputation in stopped:
+            recomputation.remove(deadline)
+
+
 class _Recomputation:
     """A job that is being computed again."""
 
-    def __init__(self, connection: redis.Redis, job_id: str, own_id: str, stored: Answer) -> None:
+    def __init__(self, connection: redis.Redis, job_id: str, submission: Submission, stored: Answer) -> None:
+        """``submission`` is that of the job that computes ``job_id`` again."""
+        assert submission.job_id is not None, "a verification names its job, to find it again"
         self._connection = connection
-        self._job_id, self._own_id, self._stored = job_id, own_id, stored
+        self._job_id, self._own_id, self._stored = job_id, submission.job_id, stored
+        self._queue = queue_of(connection, keys.queue_name(submission.model, submission.priority))
 
     def finish(self, on_wait: OnWait | None) -> Verdict | MiniLabError:
         """Wait for the answer, compare, and remove it."""
+        outcome: Verdict | MiniLabError
         try:
             events = list(tail(self._connection, self._own_id, on_wait=on_wait))
-            verdict = self._judge(Answer([event for event in events if isinstance(event, TokenEvent)], _end_of(events)))
+            outcome = self._judge(Answer([event for event in events if isinstance(event, TokenEvent)], _end_of(events)))
         except (UnknownJobError, StreamError) as error:
-            return error
-        with contextlib.suppress(UnknownJobError):  # it has gone by itself
-            self._remove()
-        return verdict
+            outcome = error
+        self.remove(time.monotonic() + _RECORD_SECONDS)
+        return outcome
 
-    def abandon(self) -> None:
-        """Stop it and remove what there is of it. While Redis is away it is left to expire."""
-        with contextlib.suppress(redis.RedisError, MiniLabError):
+    def stop(self) -> bool:
+        """Have it end soon; whether there was such a job."""
+        try:
             endings.cancel(self._connection, self._own_id)
-            self._remove()
+        except UnknownJobError:
+            return False
+        except MiniLabError:  # its record is damaged, and can only be removed
+            return True
+        return True
+
+    def remove(self, deadline: float) -> None:
+        """Take the job out of Redis, once no worker will write about it any more.
+
+        Where that is not so by the deadline, on the monotonic clock, it is left to expire within a day of its end.
+        """
+        while self._may_be_written_about():
+            if time.monotonic() > deadline:
+                return
+            time.sleep(_PAUSE)
+        queue = self._queue
+        with self._connection.pipeline(transaction=True) as pipeline:
+            for registry in (queue.finished_job_registry, queue.failed_job_registry, queue.canceled_job_registry):
+                pipeline.zrem(registry.key, self._own_id)
+            for key_of in (keys.token_stream, keys.cancel_flag, Job.key_for, Result.get_key):
+                pipeline.expire(key_of(self._own_id), 0)  # DEL is not for the client's user of docs/security.md
+            pipeline.execute()
+
+    def _may_be_written_about(self) -> bool:
+        try:
+            return state_of(fetch(self._connection, self._own_id)) in ("queued", "started")
+        except (UnknownJobError, RequestError):  # it has gone by itself, or somebody has damaged it
+            return False
 
     def _judge(self, recomputed: Answer) -> Verdict:
         made_by, checked_by = self._fingerprint(self._job_id), self._fingerprint(self._own_id)
@@ -151,18 +192,6 @@ class _Recomputation:
         """That of the model that ran a job; empty for one that an ordinary RQ worker ran."""
         field: Any = self._connection.hget(Job.key_for(job_id), keys.FINGERPRINT_FIELD)
         return (field or b"").decode(errors="replace")
-
-    def _remove(self) -> None:
-        """Take the job out of Redis, once no worker will write about it any more."""
-        give_up = time.monotonic() + _RECORD_SECONDS
-        while state_of(fetch(self._connection, self._own_id)) in ("queued", "started"):
-            if time.monotonic() > give_up:
-                return  # it expires within a day
-            time.sleep(_PAUSE)
-        with self._connection.pipeline(transaction=True) as pipeline:
-            for key_of in (keys.token_stream, keys.cancel_flag, Job.key_for, Result.get_key):
-                pipeline.expire(key_of(self._own_id), 0)  # DEL is not for the client's user of docs/security.md
-            pipeline.execute()
 
 
 def _end_of(events: list[Any]) -> EndEvent:

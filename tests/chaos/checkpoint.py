@@ -6,6 +6,7 @@ It must not know who serves it.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -32,9 +33,9 @@ _CONFIG = ModelConfig(
 )
 
 
-def write_slow_checkpoint(folder: Path) -> Path:
-    """A checkpoint folder with random weights, wide enough that its answers vary."""
-    model = MiniLabModel(_CONFIG)
+def write_slow_checkpoint(folder: Path, n_layer: int = _CONFIG.n_layer) -> Path:
+    """A checkpoint folder with random weights, wide enough that its answers vary; the slower the more layers."""
+    model = MiniLabModel(replace(_CONFIG, n_layer=n_layer))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for weight in model.parameters():

@@ -135,6 +135,8 @@ class Seed:
             ended.set()
             self._arrivals.join()
             for reader in self._readers:
+                reader.stop()
+            for reader in self._readers:
                 reader.close()
 
     def _submit_what_redis_forgot(self, clients: Clients) -> int:

@@ -31,7 +31,11 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # a test's limit, too: whoever gets no server cannot end it
+            self.kill()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

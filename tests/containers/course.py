@@ -70,7 +70,7 @@ class Course:
 
     def _build(self) -> None:
         began = time.monotonic()
-        self._project.run("build", "worker", "client")
+        self._project.run("up", "--no-start", "--build")  # which builds what `up -d --build` builds: the client, too
         self._say(f"{time.monotonic() - began:.0f} s to build")
         (base,) = re.findall(r"^FROM (\S+)", (ROOT / "client" / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
         images = {service: self._project.image(service) for service in ("client", "worker")}
@@ -82,7 +82,6 @@ class Course:
         assert "No module named 'torch'" in attempt([*python, "-c", "import torch"]).stderr
 
     def _start_workers_before_redis(self) -> None:
-        self._project.run("up", "--no-start")
         (worker,) = self._workers()
         worker.start()
         _wait(lambda: "for Redis at redis://redis:6379" in worker.said)

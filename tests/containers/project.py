@@ -57,7 +57,7 @@ class Project:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.attempt("--profile", "client", "down", "--volumes", "--rmi", "local", "--timeout", "1")
+        self.attempt("down", "--volumes", "--rmi", "local", "--timeout", "1")
 
     def run(self, *arguments: str) -> str:
         """Run a command of Compose; what it printed on stdout. Raises CommandError."""

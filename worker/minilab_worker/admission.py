@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import Final
 
@@ -11,6 +12,8 @@ from minilab_gen.tokenizer import Tokenizer
 from minilab_worker.job_run import JobRun
 from minilab_worker.job_store import FINGERPRINT_WAIT, Claim
 
+_log = logging.getLogger(__name__)
+
 MOST_EXPIRED_LEASES: Final = 3
 """Workers whose leases may expire over one job before it counts as their cause and is failed."""
 
@@ -18,7 +21,12 @@ MOST_EXPIRED_LEASES: Final = 3
 def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> JobRun:
     """The run of a claimed job; it has ended already if the job cannot or need not run."""
     refusal = _refusal(claim, limits)
-    run = JobRun(replace(claim, request=None) if refusal else claim, tokenizer)
+    try:
+        run = JobRun(replace(claim, request=None) if refusal else claim, tokenizer)
+    except Exception as error:  # noqa: BLE001 - a job that we fail to understand must not end the worker
+        _log.exception("%s: the job cannot be read", claim.job.job_id, extra={"job_id": claim.job.job_id})
+        refusal = f"the job cannot be read: {type(error).__name__}"
+        run = JobRun(replace(claim, request=None), tokenizer)
     if run.end is not None:
         return run
     if refusal is not None:

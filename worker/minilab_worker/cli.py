@@ -18,6 +18,7 @@ from minilab_gen.errors import CheckpointError, MiniLabError, RedisUnavailableEr
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.tokenizer import BASE_CHECKPOINT
+from minilab_worker.demo import demo
 from minilab_worker.namesakes import check_namesakes, default_name
 from minilab_worker.outage import REDIS_LIMIT
 from minilab_worker.redis_command import redis_group
@@ -135,6 +136,7 @@ def program(
         _serve(worker)
 
 
+program.add_command(demo)
 program.add_command(redis_group)
 program.add_command(health)
 
@@ -166,7 +168,10 @@ def main() -> None:
         logs.say_error(f"Redis failed: {error}")
         sys.exit(_NO_REDIS)
     except ModuleNotFoundError as error:
-        logs.say_error(f"a worker needs more than a client, and {error.name} is missing: pip install '.[worker]'")
+        logs.say_error(
+            f"a worker needs more than a client, and {error.name} is missing; in a clone of the repository: "
+            "pip install -c constraints.txt '.[worker]' (README.md, Start, says how without CUDA)"
+        )
         sys.exit(_FAILED)
     except Exception:  # noqa: BLE001 - it ends the program all the same, with a line of the log as everything else
         _log.critical("the worker failed", exc_info=True)

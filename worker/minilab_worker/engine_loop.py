@@ -17,11 +17,11 @@ import redis
 import torch
 
 from minilab_gen.engine import Chosen, Engine, Outcome
-from minilab_gen.errors import RedisUnavailableError, StreamError
+from minilab_gen.errors import RedisUnavailableError, RequestError, StreamError
 from minilab_worker.job_run import JobRun, JobState, JobTable
 from minilab_worker.job_store import JobStore
 from minilab_worker.outage import RedisOutage
-from minilab_worker.publisher import Publisher
+from minilab_worker.publisher import StreamWriter
 from minilab_worker.telemetry.counters import Counters
 
 _log = logging.getLogger(__name__)
@@ -62,19 +62,19 @@ Command = Add | Cancel | Recheck | Drain | Return
 
 
 class EngineLoop:
-    """Owns the engine and the publisher."""
+    """Owns the engine and the streams that it writes."""
 
     def __init__(
         self,
         engine: Engine,
-        publisher: Publisher,
+        streams: StreamWriter,
         store: JobStore,
         jobs: JobTable,
         counters: Counters,
         threads: int | None,
     ) -> None:
         """``engine`` tells the clock of ``counters`` its phases."""
-        self._engine, self._publisher, self._store, self._jobs = engine, publisher, store, jobs
+        self._engine, self._streams, self._store, self._jobs = engine, streams, store, jobs
         self._counters, self._threads = counters, threads
         self.outage = RedisOutage("tokens")
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -116,7 +116,7 @@ class EngineLoop:
             self.failure = error
             _log.critical("the engine loop ended: %s: %s", type(error).__name__, error)
         finally:
-            self._publisher.disconnect()
+            self._streams.disconnect()
 
     def _obey_commands(self) -> bool:
         """Obey what is in the queue, and wait for a command when there is nothing to do; False at the end."""
@@ -174,11 +174,17 @@ class EngineLoop:
         assert run.sequence is not None, "a job without a sequence has ended"
         try:
             self._engine.add(run.sequence)
-        except Exception as error:  # noqa: BLE001 - it must not end the others
-            _log.exception("%s: the engine does not take it", run.job_id, extra={"job_id": run.job_id})
-            run.close("error", error=f"{type(error).__name__}: {error}")
+        except Exception as error:  # noqa: BLE001 - whatever it was, it ends this job alone
+            self._fail(run, error)
         else:
             run.enter(JobState.RUNNING)
+
+    def _fail(self, run: JobRun, error: Exception) -> None:
+        """End one job for what went wrong with it; its neighbours go on."""
+        if not isinstance(error, RequestError):  # which says all, and may quote the request
+            _log.error("%s: the job failed", run.job_id, exc_info=error, extra={"job_id": run.job_id})
+        run.fail(error)
+        self._engine.end(run.job_id, "cancelled")  # an outcome that is not published
 
     def _step(self) -> None:
         """One step of the engine, while Redis takes in what the step before it chose."""
@@ -190,7 +196,7 @@ class EngineLoop:
         try:
             self._confirm()
             clock.end_phase("confirm")
-            self._publisher.send(self._serving.values(), self._running())
+            self._streams.send(self._serving.values(), self._running())
         except redis.RedisError as error:
             self._bridge_outage(error)
         self._counters.count_tokens(advanced)
@@ -204,17 +210,21 @@ class EngineLoop:
         for outcome in outcomes:
             run = self._serving.get(outcome.sequence.name)
             if run is not None and run.sequence is outcome.sequence and run.end is None:  # else it was dropped
-                run.take(outcome)
+                try:
+                    run.take(outcome)
+                except Exception as error:  # noqa: BLE001 - whatever it was, it ends this job alone
+                    self._fail(run, error)
+                    continue
                 if isinstance(outcome, Chosen):
                     advanced.append(run)
         return advanced
 
     def _confirm(self) -> None:
         """What came of the events sent last; nothing is sent after a refused one before it is understood."""
-        for run in self._publisher.collect():
+        for run in self._streams.collect():
             if self._serves(run):
                 self._engine.end(run.job_id, "cancelled")
-        refused = [run for run in self._publisher.take_refused() if self._serves(run)]
+        refused = [run for run in self._streams.take_refused() if self._serves(run)]
         if refused or self._must_recheck:
             self._must_recheck = False
             self._drop_what_is_not_owned()
@@ -231,9 +241,9 @@ class EngineLoop:
         """
         for run in runs:
             try:
-                stream = self._publisher.read_stream(run)
+                stream = self._streams.read_stream(run)
             except StreamError:
-                self._publisher.delete_stream(run)
+                self._streams.delete_stream(run)
                 stream = []
             run.adopt_stream(stream)
             if run.end is not None:
@@ -291,9 +301,9 @@ class EngineLoop:
                 return
 
     def _complete_streams(self) -> None:
-        self._publisher.recover([])
+        self._streams.recover([])
         self._drop_what_is_not_owned()
         runs = list(self._serving.values())
-        self._compare(self._publisher.recover(runs))
-        self._publisher.send(runs, ())
-        self._publisher.collect()
+        self._compare(self._streams.recover(runs))
+        self._streams.send(runs, ())
+        self._streams.collect()

@@ -13,6 +13,7 @@ from typing import Any, Final, Protocol
 
 from minilab_gen.engine import Chosen, Ended
 from minilab_gen.engine import Sequence as EngineSequence
+from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, EndReason, Event
 from minilab_gen.protocol.transcript import Transcript
@@ -68,15 +69,14 @@ class JobRun:
         self.last_token: float | None = None
         """When this worker chose one for it last."""
         self.stream_key, self.cancel_key = keys.token_stream(self.job_id), keys.cancel_flag(self.job_id)
-        timeout = keys.LONGEST_TIME if claim.timeout is None else min(claim.timeout, keys.LONGEST_TIME)
-        self.running_ttl = timeout + keys.RETENTION
+        self.running_ttl = claim.timeout + keys.RETENTION
         """Seconds that the stream lives if no worker ends it."""
         self.sequence: EngineSequence | None = None
         """None where there is nothing to compute."""
         if self.end is not None:
             self.enter(JobState.ENDED)
         elif claim.request is not None:
-            deadline = self.began + timeout
+            deadline = self.began + claim.timeout
             self.sequence = EngineSequence(self.job_id, claim.request, self.transcript.ids, deadline=deadline)
 
     @property
@@ -112,6 +112,11 @@ class JobRun:
         """Choose the terminal entry."""
         self.transcript.close(reason, **details)
         self.enter(JobState.ENDED)
+
+    def fail(self, error: Exception) -> None:
+        """Choose the terminal entry for something that went wrong with this job alone."""
+        self.transcript.drop_decoder()  # which may be what failed
+        self.close("error", error=str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}")
 
     def adopt_stream(self, stream: list[Event]) -> None:
         """Go on from what the stream holds, to which another worker may have written."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import Event
 from minilab_gen.request import GenerationRequest
 
@@ -49,8 +50,8 @@ class Claim:
     """Why there is no request."""
     stream: tuple[Event, ...] = ()
     """What the job's token stream holds."""
-    timeout: int | None = None
-    """Seconds that the job may run; None for no limit."""
+    timeout: int = keys.DEFAULT_TIMEOUT
+    """Seconds that the job may run."""
     submitted_at: float | None = None
     """Unix time, by the client's clock; None where it was not noted."""
     has_expired: bool = False

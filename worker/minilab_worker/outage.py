@@ -9,6 +9,7 @@ import redis
 
 from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.protocol.outage import Outage
+from minilab_gen.protocol.refusals import refusal, refuses_writes
 
 _log = logging.getLogger(__name__)
 
@@ -33,10 +34,10 @@ class RedisOutage(Outage):
     def pause_after(self, error: redis.RedisError, *, hurry: bool = False) -> float:
         """Seconds until the next attempt. Raises RedisUnavailableError when Redis was unavailable for too long."""
         if self.failed():
-            _log.warning("Redis %s, %s wait: %s", _behaviour(error), self.what_waits, error)
+            _log.warning("Redis %s, %s wait: %s", _behaviour(error), self.what_waits, _reason(error))
         if self.is_too_long(HURRIED_LIMIT if hurry else None):
             lasted = f"given up after {self.seconds:.0f} s"
-            raise RedisUnavailableError(f"Redis {_behaviour(error)}, {lasted}: {error}") from error
+            raise RedisUnavailableError(f"Redis {_behaviour(error)}, {lasted}: {_reason(error)}") from error
         return self.next_pause()
 
     def is_over(self) -> None:
@@ -44,6 +45,11 @@ class RedisOutage(Outage):
         lasted = self.succeeded()
         if lasted is not None:
             _log.warning("Redis is back after %.1f s, %s go on", lasted, self.what_waits)
+
+
+def _reason(error: redis.RedisError) -> str:
+    """With what to do about it, where that is known."""
+    return "; ".join(refusal(error)) if refuses_writes(error) else str(error)
 
 
 def _behaviour(error: redis.RedisError) -> str:

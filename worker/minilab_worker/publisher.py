@@ -10,7 +10,7 @@ really holds and sends on from there.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import hiredis
 import redis
@@ -33,8 +33,40 @@ return found
 """The length and the last entry of each stream."""
 
 
+class StreamWriter(Protocol):
+    """The port to the token streams. All but the last may raise redis.RedisError; then ``recover`` must follow."""
+
+    def send(self, runs: Iterable[JobRun], watched: Sequence[JobRun]) -> None:
+        """Send what the runs have not sent yet, and ask for the cancel flags of ``watched``."""
+        ...
+
+    def collect(self) -> list[JobRun]:
+        """Note what is confirmed of what was sent; gives the runs whose cancel flag is set."""
+        ...
+
+    def take_refused(self) -> list[JobRun]:
+        """Runs some of whose entries were refused, since another worker writes the same stream."""
+        ...
+
+    def read_stream(self, run: JobRun) -> list[Event]:
+        """What a run's stream really holds. Raises StreamError for one with a hole or entries that are not ours."""
+        ...
+
+    def delete_stream(self, run: JobRun) -> None:
+        """Remove a run's stream, so that it can be written anew."""
+        ...
+
+    def recover(self, runs: Sequence[JobRun]) -> list[JobRun]:
+        """On a new connection, find what each stream lacks; gives the runs whose streams are not a part of theirs."""
+        ...
+
+    def disconnect(self) -> None:
+        """Drop the connection with whatever was under way."""
+        ...
+
+
 class Publisher:
-    """Writes the streams of all runs, and reads their cancel flags on the way."""
+    """The streams in Redis."""
 
     def __init__(self, connection: redis.Redis) -> None:
         self._pool = connection.connection_pool
@@ -46,10 +78,7 @@ class Publisher:
         self._refused: list[JobRun] = []
 
     def send(self, runs: Iterable[JobRun], watched: Sequence[JobRun]) -> None:
-        """Send what the runs have not sent yet, and ask for the cancel flags of ``watched``.
-
-        Raises redis.RedisError; then :meth:`recover` must follow.
-        """
+        """Send a step's entries and the question for cancel flags, without waiting for the answers."""
         assert not self._is_awaiting, "the answers to one step must be collected before the next is sent"
         packed = []
         if entries := _Entries(runs):
@@ -61,10 +90,7 @@ class Publisher:
         self._sent, self._watched = entries.runs, watched
 
     def collect(self) -> list[JobRun]:
-        """Read the answers to what was sent and note what is confirmed; gives the runs whose cancel flag is set.
-
-        Raises redis.RedisError where Redis could not do it. A refusal is none: see :meth:`take_refused`.
-        """
+        """Read the answers to what was sent. A refusal is no error: see :meth:`take_refused`."""
         sent, watched, self._sent, self._watched = self._sent, self._watched, [], ()
         answers = self._answer() if sent else []
         flags = self._answer() if watched else []
@@ -76,19 +102,17 @@ class Publisher:
         return [run for run, flag in zip(watched, flags, strict=True) if flag is not None]
 
     def take_refused(self) -> list[JobRun]:
-        """Runs some of whose entries were refused, since another worker writes the same stream."""
         refused, self._refused = list(dict.fromkeys(self._refused)), []
         return refused
 
     def read_stream(self, run: JobRun) -> list[Event]:
-        """What a run's stream really holds. Raises StreamError for one with a hole or entries that are not ours."""
         return decode_stream(self._ask("XRANGE", run.stream_key, "-", "+"))
 
     def delete_stream(self, run: JobRun) -> None:
         self._ask("DEL", run.stream_key)
 
     def recover(self, runs: Sequence[JobRun]) -> list[JobRun]:
-        """On a new connection, find what each stream lacks; gives the runs whose streams are not a part of theirs."""
+        """By the length and the last entry of each stream."""
         self.disconnect()
         if not runs:
             return []
@@ -102,7 +126,6 @@ class Publisher:
         return others
 
     def disconnect(self) -> None:
-        """Drop the connection with whatever was under way."""
         self._sent, self._watched = [], ()
         if self._wire is not None:
             self._wire.disconnect()

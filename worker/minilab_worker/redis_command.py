@@ -11,7 +11,8 @@ import click
 
 from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.protocol import embedded
-from minilab_gen.protocol.connection import masked_url, redis_url
+from minilab_gen.protocol.address import redis_url
+from minilab_gen.protocol.connection import masked_url
 
 NO_REDIS = 4
 """The exit code that all our programs give when there is no Redis."""

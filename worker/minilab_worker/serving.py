@@ -14,6 +14,7 @@ from minilab_gen.chat import read_chat_format
 from minilab_gen.checkpoint import fingerprint, read_stop_ids
 from minilab_gen.engine import bytes_of_a_token
 from minilab_gen.errors import CheckpointError
+from minilab_gen.linear import can_pack
 from minilab_gen.model import MiniLabModel, load
 from minilab_gen.protocol.cards import ModelCard, digest
 from minilab_gen.tokenizer import Tokenizer, get_tokenizer
@@ -73,7 +74,7 @@ def load_served_model(
     start = time.monotonic()
     model, tokenizer = load(folder, _TORCH[dtype]), get_tokenizer(folder)
     verdict = _check_beside(model, max_batch, threads)
-    if not verdict.is_exact:
+    if not verdict.is_exact and can_pack(model.device, model.dtype):
         padded = load(folder, _TORCH[dtype], packed=False)
         padded_verdict = _check_beside(padded, max_batch, threads)
         if padded_verdict.is_exact:

@@ -29,7 +29,7 @@ from minilab_worker.engine_loop import Add, Cancel, Drain, EngineLoop, Recheck, 
 from minilab_worker.job_run import JobRun, JobState, JobTable
 from minilab_worker.job_store import Claim, JobStore, StartedJob
 from minilab_worker.outage import RedisOutage
-from minilab_worker.publisher import Publisher
+from minilab_worker.publisher import Publisher, StreamWriter
 from minilab_worker.recorder import Recorder
 from minilab_worker.rq import RqJobStore
 from minilab_worker.serving import ServedModel
@@ -52,6 +52,17 @@ _SHORT_PAUSE: Final = 0.05
 _CARD_INTERVAL: Final = 3600.0
 """Seconds between two announcements of the model, whose card lives a day, and between two looks for what has expired
 in RQ's registries."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ports:
+    """What a worker speaks to."""
+
+    connection: redis.Redis
+    """For the model's card and for reports."""
+    store: JobStore
+    streams: StreamWriter
+
 
 MakeEngine = Callable[[ServedModel, int, Counters], Engine]
 
@@ -79,20 +90,32 @@ def make_engine(served: ServedModel, max_batch: int, counters: Counters) -> Engi
     return Engine(served.model, max_batch, kv_tokens=served.kv_tokens, on_phase=counters.clock.end_phase)
 
 
+def redis_ports(settings: WorkerSettings, served: ServedModel) -> Ports:
+    """The ports of a worker that serves from Redis: a connection each, since each has a thread of its own."""
+    connection = connect(settings.redis_url, wait=outage.REDIS_LIMIT)
+    connection.set_retry(Retry(NoBackoff(), 0))  # the loop of the main thread tries again
+    own = connect(settings.redis_url)
+    store = RqJobStore(own, settings.queues, settings.lease, served.card.fingerprint)
+    return Ports(connection, store, Publisher(connect(settings.redis_url)))
+
+
 class Worker:
     """Serves one model from its queues until it is told to stop."""
 
-    def __init__(self, settings: WorkerSettings, served: ServedModel, make_engine: MakeEngine = make_engine) -> None:
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        served: ServedModel,
+        make_engine: MakeEngine = make_engine,
+        ports: Ports | None = None,
+    ) -> None:
         self._settings, self._served = settings, served
-        self._connection = connect(settings.redis_url, wait=outage.REDIS_LIMIT)
-        self._connection.set_retry(Retry(NoBackoff(), 0))  # the loop of the main thread tries again
-        own = connect(settings.redis_url)
-        self._store: JobStore = RqJobStore(own, settings.queues, settings.lease, served.card.fingerprint)
+        ports = ports or redis_ports(settings, served)
+        self._connection, self._store = ports.connection, ports.store
         self.counters = Counters()
         self._jobs = JobTable(settings.max_batch, self)
         self._engine = make_engine(served, settings.max_batch, self.counters)
-        publisher = Publisher(connect(settings.redis_url))
-        self._loop = EngineLoop(self._engine, publisher, self._store, self._jobs, self.counters, settings.threads)
+        self._loop = EngineLoop(self._engine, ports.streams, self._store, self._jobs, self.counters, settings.threads)
         self._takeover = Takeover(self._store, self._jobs, settings.lease, self.counters)
         self._recorder = Recorder(self._store, self._jobs)
         self._reporter = Reporter(self._connection, self.name, served.card, settings.max_batch)

@@ -38,6 +38,14 @@ class AskedModel:
         ids, ends = chat_prompt(Conversation.of(said), self.card, self.tokenizer)
         return tuple(ids), tuple(ends)
 
+    def chat_as_written(self, said: object, stop_ids: object) -> dict[str, object]:
+        """What makes a chat the same whenever and wherever its template is run: what was said, and to which tokenizer.
+
+        In place of the fields of a request that come of it. Raises RequestError.
+        """
+        messages = [(message.role, message.content) for message in Conversation.of(said).messages]
+        return {"prompt": messages, "stop_ids": stop_ids, "tokenizer": self.card.tokenizer}
+
     def stop_id_of(self, text: str) -> int | None:
         """The one token that is exactly this text, or the special token of this name; None where there is none."""
         ids = self.tokenizer.encode(text, bare=True)

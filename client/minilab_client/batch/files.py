@@ -14,8 +14,7 @@ import click
 from minilab_client.batch.error_file import ErrorFile
 from minilab_client.batch.output_file import OutputFile
 from minilab_client.batch.raw_lines import read_lines
-
-STANDARD_INPUT = Path("-")
+from minilab_client.given_text import STANDARD_INPUT
 
 
 @dataclass(frozen=True, slots=True)

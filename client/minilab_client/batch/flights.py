@@ -14,10 +14,11 @@ from typing import Final, Literal
 import redis
 
 from minilab_client.batch.line import Line
-from minilab_gen.errors import DuplicateJobError, MiniLabError, QueueFullError, UnknownJobError
+from minilab_gen.errors import DuplicateJobError, MiniLabError, QueueFullError, RequestError, UnknownJobError
 from minilab_gen.protocol.events import EndEvent, EndReason
-from minilab_gen.protocol.jobs import Submission, enqueue, states_of
+from minilab_gen.protocol.jobs import Submission, enqueue, fetch, request_of, states_of
 from minilab_gen.protocol.results import Answer, answers, fingerprint_of, result
+from minilab_gen.request import GenerationRequest
 
 MOST_LOSSES: Final = 3
 """Times that a line's job may vanish from Redis before that is its end: a restart without its data is one."""
@@ -51,6 +52,7 @@ class _Flight:
     """A line on its way."""
 
     line: Line
+    request: GenerationRequest
     attempt: int = 0
     was_found: bool = False
     """Whether an earlier run, or another program, has submitted the job."""
@@ -90,7 +92,7 @@ class Flights:
         return not self._waiting and not self._flying
 
     def add(self, line: Line) -> None:
-        self._waiting.append(_Flight(line))
+        self._waiting.append(_Flight(line, line.request))
 
     def launch(self) -> None:
         """Find the jobs of waiting lines, or submit them as far as the queue takes them."""
@@ -99,7 +101,7 @@ class Flights:
         for _ in range(len(self._waiting)):
             flight = self._waiting[0]
             try:
-                enqueue(self._connection, flight.line.request, replace(self._submission, job_id=flight.job_id))
+                enqueue(self._connection, flight.request, replace(self._submission, job_id=flight.job_id))
             except DuplicateJobError:  # somebody was quicker, or our own first try has arrived: look again
                 flight.was_refused = True
                 self._waiting.rotate(-1)
@@ -135,6 +137,7 @@ class Flights:
             unknown = []
             for flight, state in looked_up:
                 if state in ("failed", "cancelled") or (state is None and flight.was_refused):
+                    flight.request = self._request_after(flight)
                     flight.attempt += 1
                     unknown.append(flight)
                 elif state is not None:
@@ -142,6 +145,15 @@ class Flights:
                     self._flying[flight.job_id] = flight
                 flight.was_refused = False
             self._waiting = deque(flight for flight in self._waiting if not flight.was_found)
+
+    def _request_after(self, flight: _Flight) -> GenerationRequest:
+        """What the attempt after one that failed asks: the same, with the date that a chat's template wrote then."""
+        if flight.line.rendered_digest is None:
+            return flight.request
+        try:
+            return request_of(fetch(self._connection, flight.job_id))
+        except (UnknownJobError, RequestError):
+            return flight.request
 
     def _outcome_of(self, job_id: str) -> _Outcome | None:
         """How a job ended, by its stream; None where a worker is still at it, whatever RQ says."""

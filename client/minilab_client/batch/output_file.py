@@ -68,7 +68,8 @@ class OutputFile:
 
     def holds(self, line: Line) -> bool:
         """Whether this very request is answered."""
-        return self._digests.get(key_of(line.custom_id)) == int(line.digest, 16)
+        known = self._digests.get(key_of(line.custom_id))
+        return any(known == int(digest, 16) for digest in (line.digest, line.rendered_digest) if digest is not None)
 
     def write(self, line: Line, content: Mapping[str, Any]) -> None:
         """Add the answer of a line."""

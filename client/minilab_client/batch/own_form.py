@@ -26,7 +26,8 @@ def read(fields: dict[str, Any], model: AskedModel) -> Asked:
         raise RequestError(f"a line may have the fields {', '.join(_FIELDS)}, got {shown(unknown[0])}")
     stop_ids = fields.get("stop_ids")
     prompt, own_stop_ids = _prompt(fields, model)
-    most = DEFAULT_CHAT_TOKENS if "chat" in fields else DEFAULT_MAX_NEW_TOKENS
+    chats = "chat" in fields
+    most = DEFAULT_CHAT_TOKENS if chats else DEFAULT_MAX_NEW_TOKENS
     return Asked(
         prompt=prompt,
         max_new_tokens=fields.get("max_new_tokens", most),
@@ -35,6 +36,7 @@ def read(fields: dict[str, Any], model: AskedModel) -> Asked:
         top_p=fields.get("top_p"),
         seed=fields.get("seed"),
         stop_ids=own_stop_ids if stop_ids is None else stop_ids,
+        written=model.chat_as_written(fields["chat"], stop_ids) if chats else None,
     )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, BinaryIO, Final
 
+from minilab_client.given_text import decoded, without_mark
 from minilab_gen.errors import RequestError
 from minilab_gen.request import shown
 
@@ -32,12 +33,15 @@ class RawLine:
 
 
 def read_lines(file: BinaryIO, at_most: int = MAX_LINE_BYTES) -> Iterator[RawLine]:
-    """Yield the lines of a file that are not blank, without the byte order mark that some editors put first."""
+    """Yield the lines of a file that are not blank, without the byte-order mark that some editors put first.
+
+    Raises RequestError for a file in UTF-16 or UTF-32, of which no line could be read.
+    """
     number = 0
     while line := file.readline(at_most + _AROUND_A_LINE):
         number += 1
         if number == 1:
-            line = line.removeprefix(codecs.BOM_UTF8)
+            line = without_mark(line, "IN")
         content = line.rstrip(b"\r\n")
         if len(content) > at_most:
             _skip_rest(file, line)
@@ -56,11 +60,9 @@ def parse_object(content: bytes | None) -> dict[str, Any]:
     if content is None:
         raise RequestError(f"a line must be at most {MAX_LINE_BYTES} bytes long, got more")
     try:
-        parsed = json.loads(content.decode(), object_pairs_hook=_fields)
+        parsed = json.loads(decoded(content, "a line"), object_pairs_hook=_fields)
     except RequestError:
         raise
-    except UnicodeDecodeError as error:
-        raise RequestError(f"a line must be UTF-8, got another byte at position {error.start}") from error
     except json.JSONDecodeError as error:
         raise RequestError(f"a line must be JSON, got another character at {error.pos}: {error.msg}") from error
     except (ValueError, RecursionError) as error:  # a number of thousands of digits, brackets a thousand deep

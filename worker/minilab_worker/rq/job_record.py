@@ -13,7 +13,7 @@ from rq.serializers import JSONSerializer
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import has_expired
-from minilab_gen.protocol.jobs import check_record, request_of
+from minilab_gen.protocol.jobs import check_record, request_of, seconds_to_run
 from minilab_gen.request import GenerationRequest
 
 _log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ class JobContents:
 
     request: GenerationRequest | None
     refusal: str | None = None
-    timeout: int | None = keys.DEFAULT_TIMEOUT
+    timeout: int = keys.DEFAULT_TIMEOUT
     submitted_at: float | None = None
     has_expired: bool = False
 
@@ -43,9 +43,8 @@ def read_record(connection: redis.Redis, job_id: str, record: dict[bytes, bytes]
         _log.warning("%s: %s: %s", job_id, UNREADABLE, why, extra={"job_id": job_id})
         return JobContents(None, UNREADABLE)
     request, refusal = _request_in(job)
-    timeout = int(job.timeout or keys.DEFAULT_TIMEOUT)
     submitted_at = job.enqueued_at.timestamp() if job.enqueued_at else None
-    return JobContents(request, refusal, timeout if timeout > 0 else None, submitted_at, has_expired(job))
+    return JobContents(request, refusal, seconds_to_run(job), submitted_at, has_expired(job))
 
 
 def _restored(connection: redis.Redis, job_id: str, record: dict[bytes, bytes]) -> Job:

@@ -1,0 +1,113 @@
+"""One answer after the other in a conversation: asked, shown, stopped. It must not know where questions come from."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import replace
+
+import redis
+
+from minilab_client.batch.asked_model import AskedModel
+from minilab_client.dialogue import Dialogue, Question
+from minilab_client.exit_codes import ExitCode, say_end
+from minilab_client.follow import WaitingNotes
+from minilab_client.interrupts import uninterrupted
+from minilab_client.output import flush, say, write
+from minilab_gen.errors import RequestError
+from minilab_gen.protocol import endings
+from minilab_gen.protocol.cards import all_cards, read_card, read_tokenizer
+from minilab_gen.protocol.events import EndEvent
+from minilab_gen.protocol.jobs import Submission, draw_seed, enqueue
+from minilab_gen.protocol.tail import tail
+from minilab_gen.request import GenerationRequest, SamplingSettings
+
+
+class Answerer:
+    """Has a model answer, and keeps the conversation."""
+
+    def __init__(
+        self,
+        connection: redis.Redis,
+        submission: Submission,
+        dialogue: Dialogue,
+        sampling: SamplingSettings,
+        max_new_tokens: int,
+        *,
+        draws_seed: bool,
+        stop_ids: tuple[int, ...],
+    ) -> None:
+        """Raises UnknownModelError, and RequestError for a model without a chat template or settings against a rule."""
+        GenerationRequest((0,), max_new_tokens, sampling, stop_ids)  # any prompt shows whether the rest can be right
+        self._connection, self._submission, self._dialogue = connection, submission, dialogue
+        self._sampling, self._max_new_tokens = sampling, max_new_tokens
+        self._draws_seed, self._stop_ids = draws_seed, stop_ids
+        self._model = self._read_model(None)
+
+    def answer(self, said: str, *, goes_on: bool) -> ExitCode:
+        """Show the answer to what was said, and remember both. Raises RequestError for what cannot be asked.
+
+        An interrupt stops the answer; what was shown of it is remembered, too. It ends the program unless ``goes_on``.
+        """
+        job_id: str | None = None
+        end: EndEvent | None = None
+        shown = ""
+        try:
+            with uninterrupted():
+                question = self._ask(said)
+                job_id = self._submit(question)
+            for event in tail(self._connection, job_id, on_wait=WaitingNotes()):
+                with uninterrupted():
+                    write(event.text)
+                    shown += event.text
+                    end = event if isinstance(event, EndEvent) else None
+                flush()
+        except KeyboardInterrupt:
+            if job_id is not None:
+                with suppress(KeyboardInterrupt), uninterrupted():  # a second one has nothing more to stop
+                    endings.cancel(self._connection, job_id)
+            if not goes_on:
+                raise
+        write("\n")
+        flush()
+        if shown:  # templates want an answer to each question, so one without any is forgotten
+            self._dialogue.keep(said, shown)
+        if end is None or job_id is None:
+            say("stopped")
+            return ExitCode.CANCELLED
+        return self._say_end(job_id, end)
+
+    def _ask(self, said: str) -> Question:
+        self._model = self._read_model(self._model)
+        question = self._dialogue.ask(said, self._model, self._max_new_tokens)
+        if question.forgotten:
+            turns = "turn is" if question.forgotten == 1 else f"{question.forgotten} turns are"
+            context = self._model.card.context_length
+            say(f"the conversation has outgrown the model's {context} tokens: its oldest {turns} left out from now on")
+        return question
+
+    def _submit(self, question: Question) -> str:
+        sampling = self._sampling
+        if self._draws_seed and not sampling.is_greedy:
+            sampling = replace(sampling, seed=draw_seed())
+        stop_ids = self._stop_ids or question.stop_ids
+        request = GenerationRequest(question.prompt, question.room, sampling, stop_ids)
+        request.check_fits(self._model.card.limits)
+        return enqueue(self._connection, request, self._submission)
+
+    def _read_model(self, known: AskedModel | None) -> AskedModel:
+        """The model as it is announced now; its tokenizer, which may take long to read, only if that is another."""
+        card = read_card(self._connection, self._submission.model)
+        if card.chat is None:
+            others = [other.name for other in all_cards(self._connection) if other.chat]
+            remedy = f"give --model {' or '.join(others)}" if others else "start a worker for one that has one"
+            raise RequestError(f"the model {card.name} has no chat template; {remedy}")
+        if known is not None and known.card.tokenizer == card.tokenizer:
+            return AskedModel(card, known.tokenizer)
+        return AskedModel(card, read_tokenizer(self._connection, card))
+
+    def _say_end(self, job_id: str, end: EndEvent) -> ExitCode:
+        if end.reason in ("context", "length") and end.tokens < self._max_new_tokens:
+            say("the answer was cut where the model's context is full; the oldest turns give way to the next one")
+        elif end.reason == "length":
+            say(f"the answer was cut after {end.tokens} tokens; --max-new-tokens lets it be longer")
+        return say_end(job_id, end)

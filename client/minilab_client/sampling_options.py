@@ -1,0 +1,76 @@
+"""Options that say how tokens are chosen and where an answer ends. It must not know whose answer it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from minilab_client import parameters
+from minilab_gen.request import MAX_STOP_IDS
+
+_Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def sampling_options(most: str) -> _Option:
+    """``--max-new-tokens`` and what follows it; ``most`` is what a command takes where nobody says it."""
+    options = (
+        click.option(
+            "--max-new-tokens",
+            type=parameters.whole_number,
+            metavar="N",
+            envvar="MINILAB_MAX_NEW_TOKENS",
+            show_envvar=True,
+            help=f"The most tokens that may follow; the model's context may leave fewer. Default: {most}.",
+        ),
+        click.option(
+            "--temperature",
+            type=parameters.decimal_number,
+            default="0",
+            metavar="T",
+            envvar="MINILAB_TEMPERATURE",
+            show_envvar=True,
+            help="What logits are divided by before a token is drawn. Default: 0, which takes the most probable one.",
+        ),
+        click.option(
+            "--top-k",
+            type=parameters.whole_number,
+            metavar="K",
+            envvar="MINILAB_TOP_K",
+            show_envvar=True,
+            help="Draw only among tokens at least as probable as the K-th. Default: all.",
+        ),
+        click.option(
+            "--top-p",
+            type=parameters.decimal_number,
+            metavar="P",
+            envvar="MINILAB_TOP_P",
+            show_envvar=True,
+            help="Draw only among the most probable tokens that make up this share, above 0 and at most 1. "
+            "Default: all.",
+        ),
+        click.option(
+            "--seed",
+            type=parameters.whole_number,
+            metavar="N",
+            envvar="MINILAB_SEED",
+            show_envvar=True,
+            help="The same seed gives the same text. Default: one is drawn and reported.",
+        ),
+        click.option(
+            "--stop-id",
+            "stop_ids",
+            type=parameters.whole_number,
+            multiple=True,
+            metavar="ID",
+            help=f"A token that ends the text; up to {MAX_STOP_IDS} times. Default: the model's own.",
+        ),
+    )
+
+    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
