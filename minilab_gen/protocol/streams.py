@@ -49,21 +49,21 @@ APPEND_SCRIPT: Final = f"""
 local answers, key, word = {{}}, 0, 0
 local function next_key() key = key + 1; return KEYS[key] end
 local function next_word() word = word + 1; return ARGV[word] end
-local function end_if_owned(stream, owners, entry_id, seconds, member, count)
+local function end_if_owned(stream, owners, number, seconds, member, count)
   local fields = {{}}
   for i = 1, tonumber(count) do fields[i] = next_word() end
   local owner = redis.pcall('ZSCORE', owners, member)
   if not owner then return redis.error_reply('NOTHELD the job is in the hands of another worker') end
   if type(owner) == 'table' then return owner end
-  return append_end(stream, entry_id, seconds, fields)
+  return append_end(stream, number .. '-0', seconds, fields)
 end
 while key < #KEYS do
   local stream, kind = next_key(), next_word()
   local answer
   if kind == 'next' then
-    answer = redis.pcall('XADD', stream, 'NOMKSTREAM', next_word(), 'id', next_word(), 'text', next_word())
+    answer = redis.pcall('XADD', stream, 'NOMKSTREAM', next_word() .. '-0', 'id', next_word(), 'text', next_word())
   elseif kind == 'first' then
-    answer = redis.pcall('XADD', stream, next_word(), 'id', next_word(), 'text', next_word())
+    answer = redis.pcall('XADD', stream, '1-0', 'id', next_word(), 'text', next_word())
     redis.pcall('EXPIRE', stream, next_word())
   else
     answer = end_if_owned(stream, next_key(), next_word(), next_word(), next_word(), next_word())
@@ -76,8 +76,9 @@ return answers
 
 ``next``: a token after others, refused with nil where the stream is gone, so that none begins in the middle.
 ``first``: the first token, with an expiry. ``end``: the terminal entry, refused unless the worker still owns the job.
-KEYS: the stream of each entry; for an end also the sorted set of the job's owners. ARGV: kind, entry id, then token id
-and text, or seconds to live, member of the owners, number of words, fields."""
+KEYS: the stream of each entry; for an end also the sorted set of the job's owners. ARGV: the entry's kind; then number,
+token id and text; token id, text and seconds to live; or number, seconds to live, member of the owners, count of words
+and words."""
 
 
 def publish(connection: redis.Redis, entries: Iterable[tuple[str, Event]], *, running_ttl: int) -> None:

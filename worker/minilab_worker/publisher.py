@@ -86,7 +86,7 @@ class Publisher:
         if watched:
             packed.append(_packed("MGET", *[run.cancel_key for run in watched]))
         if packed:
-            self._connected().send_packed_command(packed)
+            self._connected().send_packed_command([b"".join(packed)])  # one call of the system
         self._sent, self._watched = entries.runs, watched
 
     def collect(self) -> list[JobRun]:
@@ -162,7 +162,7 @@ class _Entries:
     def __init__(self, runs: Iterable[JobRun]) -> None:
         self.runs: list[JobRun] = []
         self._keys: list[str] = []
-        self._words: list[str] = []
+        self._words: list[str | int] = []
         for run in runs:
             events = run.transcript.events
             for event in events[run.sent :] if run.sent < len(events) else ():
@@ -172,8 +172,8 @@ class _Entries:
     def __bool__(self) -> bool:
         return bool(self.runs)
 
-    def command(self) -> tuple[str, ...]:
-        return ("EVAL", APPEND_SCRIPT, str(len(self._keys)), *self._keys, *self._words)
+    def command(self) -> tuple[str | int, ...]:
+        return ("EVAL", APPEND_SCRIPT, len(self._keys), *self._keys, *self._words)
 
     def _add(self, run: JobRun, event: Event) -> None:
         """A first token brings an expiry along; a terminal entry is refused unless this worker still owns the job."""
@@ -182,15 +182,14 @@ class _Entries:
         if isinstance(event, EndEvent):
             fields = [part for pair in event.to_fields().items() for part in pair]
             self._keys.append(run.job.owners_key)
-            seconds, member = str(keys.RETENTION), run.job.execution_id
-            self._words += ["end", f"{event.number}-0", seconds, member, str(len(fields)), *fields]
+            self._words += ("end", event.number, keys.RETENTION, run.job.execution_id, len(fields), *fields)
         elif event.number == 1:
-            self._words += ["first", "1-0", str(event.token_id), event.text, str(run.running_ttl)]
+            self._words += ("first", event.token_id, event.text, run.running_ttl)
         else:
-            self._words += ["next", f"{event.number}-0", str(event.token_id), event.text]
+            self._words += ("next", event.number, event.token_id, event.text)
 
 
-def _packed(*words: str) -> bytes:
+def _packed(*words: str | int) -> bytes:
     """A command as Redis reads it."""
     packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its types know tuples of one word only
     return packed

@@ -27,7 +27,7 @@ from minilab_gen.protocol.events import EndEvent, Event
 from minilab_gen.protocol.streams import decode_stream, publish
 from minilab_worker import job_store
 from minilab_worker.job_store import Claim, StartedJob
-from minilab_worker.rq.job_record import UNREADABLE, read_record
+from minilab_worker.rq.job_record import UNREADABLE, RecordReader
 from minilab_worker.rq.scripts import CLAIM
 from minilab_worker.rq.started_jobs import owners_key, started_key
 
@@ -118,6 +118,7 @@ class Claims:
         """``fingerprint`` is that of the worker's model: a half-written stream is continued by an equal one only."""
         self._worker, self._lease, self._fingerprint = worker, lease, fingerprint
         self._connection, self._queues = worker.connection, worker.queues
+        self._records = RecordReader(worker.connection)
         self._script = worker.connection.register_script(CLAIM)
         self._keys = [keys.worker_lease(worker.name), worker.key, worker.executions_key]
         for queue in self._queues:
@@ -183,7 +184,7 @@ class Claims:
         return _Started(StartedJob(*execution), record, events, bool(is_cancelled), int(_number(expired_leases)))
 
     def _claim(self, started: _Started) -> Claim:
-        contents = read_record(self._connection, started.job.job_id, started.record)
+        contents = self._records.read(started.job.job_id, started.record)
         stream = tuple(started.stream or ())
         begun_by = started.record.get(keys.FINGERPRINT_FIELD.encode(), b"").decode(errors="replace")
         is_half_written = bool(stream) and not isinstance(stream[-1], EndEvent)
