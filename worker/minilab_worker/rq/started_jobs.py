@@ -28,7 +28,7 @@ class StartedJobs:
 
     def all(self) -> list[StartedJob]:
         """Every started job, in the order of the start as far as that is known."""
-        now = self._server_time()
+        now = self.server_time()
         entries = [
             (queue.name, *member.decode().partition(":")[::2], expiry < now)
             for queue in self._queues
@@ -62,7 +62,7 @@ class StartedJobs:
         with self._connection.pipeline() as pipeline:
             try:
                 pipeline.watch(record, lease)
-                is_started = pipeline.zscore(registry, _member(job)) is not None
+                is_started = pipeline.zscore(registry, member_of(job)) is not None
                 if not is_started or (if_expired and pipeline.exists(lease)):
                     return False
                 exists = bool(pipeline.exists(record))
@@ -108,6 +108,11 @@ class StartedJobs:
                 return False
         return True
 
+    def server_time(self) -> int:
+        """Unix time by the server's clock, which all workers share."""
+        seconds, _ = self._connection.time()
+        return int(seconds)
+
     def _members(self, queue: Queue) -> list[tuple[bytes, float]]:
         found: Any = self._connection.zrange(queue.started_job_registry.key, 0, -1, withscores=True)
         return list(found)
@@ -115,18 +120,14 @@ class StartedJobs:
     def _execution(self, job_id: str, execution_id: str, worker: str = "") -> Execution:
         return Execution(execution_id, job_id, self._connection, worker)
 
-    def _server_time(self) -> int:
-        seconds, _ = self._connection.time()
-        return int(seconds)
-
     def _remove_in(self, pipeline: Any, job: StartedJob) -> None:
         """What :meth:`rq.executions.Execution.delete` does, without a job's record."""
         execution = self._execution(job.job_id, job.execution_id, job.worker)
         pipeline.delete(execution.key)
-        pipeline.zrem(started_key(job.queue), _member(job))
+        pipeline.zrem(started_key(job.queue), member_of(job))
         pipeline.zrem(job.owners_key, job.execution_id)
         if job.worker:
-            pipeline.srem(execution.worker_executions_key, _member(job))
+            pipeline.srem(execution.worker_executions_key, member_of(job))
 
 
 def owners_key(job_id: str) -> str:
@@ -139,11 +140,16 @@ def started_key(queue: str) -> str:
     return StartedJobRegistry.key_template.format(queue)
 
 
+def execution_key(job: StartedJob) -> str:
+    """RQ's record of an execution."""
+    return f"rq:execution:{member_of(job)}"
+
+
 def intermediate_key(queue: str) -> str:
     """Where RQ keeps an id between its queue and its start."""
     return IntermediateQueue.get_intermediate_queue_key(Queue.redis_queue_namespace_prefix + queue)
 
 
-def _member(job: StartedJob) -> str:
+def member_of(job: StartedJob) -> str:
     """How the registry of started jobs calls it."""
     return f"{job.job_id}:{job.execution_id}"
