@@ -23,7 +23,7 @@ COMPOSE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench chaos compose-test pictures check format lint types contracts setup
+.PHONY: help demo test bench chaos compose-test interop pictures check format lint types contracts setup
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -47,6 +47,9 @@ chaos: $(VENV)/.dev  ## kill, pause and cut off everything around a service unde
 
 compose-test: $(VENV)/.dev  ## build the containers and do the same to them, where there is Docker (COMPOSE=docker-compose)
 	@PYTHONPATH=tests COMPOSE='$(COMPOSE)' $(BIN)/python -m containers
+
+interop: $(VENV)/.dev  ## look at a service with rq info, rq-dashboard, rq-exporter and redis-cli; installs them in .venv-interop
+	@PYTHONPATH=tests $(BIN)/python -m interop
 
 pictures: $(VENV)/.worker  ## make docs/session.svg and docs/watch.svg again, of real runs
 	@$(BIN)/python docs/pictures.py

@@ -55,6 +55,7 @@ def submit(
     DuplicateJobError, RedisUnavailableError.
     """
     settings = SamplingSettings(temperature, top_k, top_p, 0 if seed is None else seed)
+    model = keys.without_owner(model)
     submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
     asked = _asked(prompt, chat)
     with closing(connect(redis_url)) as connection, explained(connection):

@@ -20,12 +20,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from minilab_gen.checkpoint_folder import read_config
 from minilab_gen.errors import CheckpointError
-from minilab_gen.families import config_of, described
+from minilab_gen.families import described
 from minilab_gen.json_file import read_json
 from minilab_gen.linear import Linear
 from minilab_gen.model import MiniLabModel, ModelConfig
-from minilab_gen.rotary import Rotary
 from minilab_gen.tokenizer import END_OF_TEXT, Tokenizer, get_tokenizer
 from minilab_gen.weights import SINGLE_FILE, StoredWeights, weight_files
 
@@ -60,16 +60,6 @@ _PIECE = 1 << 20
 """Bytes of a file that are hashed at a time."""
 
 
-def read_config(folder: Path) -> ModelConfig:
-    """The shape that ``config.json`` gives. Raises CheckpointError where it is missing or of no family served."""
-    file = folder / "config.json"
-    stored = read_json(file)
-    try:
-        return config_of(stored)
-    except CheckpointError as error:
-        raise CheckpointError(f"{file}: {error}") from error
-
-
 def read_stop_ids(folder: Path) -> tuple[int, ...]:
     """The ids at which the model ends a text by itself, from ``generation_config.json`` or ``config.json``."""
     for name in ("generation_config.json", "config.json"):
@@ -84,7 +74,10 @@ def read_stop_ids(folder: Path) -> tuple[int, ...]:
 
 
 def read_model(
-    folder: Path, dtype: torch.dtype = torch.float32, on_layer: Callable[[Linear], None] | None = None
+    folder: Path,
+    dtype: torch.dtype = torch.float32,
+    on_layer: Callable[[Linear], None] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
 ) -> MiniLabModel:
     """The model in a folder, not yet frozen. Raises CheckpointError naming the tensor that is wrong.
 
@@ -93,14 +86,15 @@ def read_model(
 
     With ``on_layer`` weights are mapped from their files where they need no change: it gets each linear layer as soon
     as its weight is there and should lay it out in memory of its own. The embedding stays mapped, as it is stored.
+    ``on_progress`` gets how many parts of the model have been read, and of how many.
     """
     stored_config = read_config(folder)
     config = replace(stored_config, vocab_size=_spoken_vocabulary(folder, stored_config.vocab_size))
     weights = StoredWeights(folder)
     weights.check(_expected(stored_config), _IGNORED)
     model = _without_weights(config)
-    model.rotary = Rotary(config)
-    for name, module in model.named_modules():
+    modules = list(model.named_modules())
+    for number, (name, module) in enumerate(modules, 1):
         is_mapped = on_layer is not None and isinstance(module, nn.Embedding | Linear)
         for kind, wanted in list(module.named_parameters(recurse=False)):
             parts = [weights.read(part) for part in _stored_parts(f"{name}.{kind}", wanted.shape, config)]
@@ -111,6 +105,8 @@ def read_model(
             del parts, weight  # so that nothing mapped outlives its layer
         if isinstance(module, Linear) and on_layer is not None:
             on_layer(module)
+        if on_progress is not None:
+            on_progress(number, len(modules))
     if config.tied_embeddings and on_layer is None:
         model.head.weight = cast(nn.Parameter, model.embedding.weight)
     return model
@@ -163,7 +159,10 @@ def _spoken_vocabulary(folder: Path, vocab_size: int) -> int:
 
 
 def _without_weights(config: ModelConfig) -> MiniLabModel:
-    """A model of which only the shapes are there."""
+    """A model of which only the shapes are there.
+
+    Nothing may be computed for a shape: torch would load its compiler for that, seconds of each start of a worker.
+    """
     with torch.device("meta"):
         return MiniLabModel(config)
 

@@ -10,6 +10,7 @@
     ├── UnknownJobError                     no such job, or its data has expired
     ├── DuplicateJobError                   the job id is taken
     ├── QueueFullError                      the queue holds as many jobs as it may
+    ├── NotEndedError                       the job has not ended in the time that was given to it
     ├── JobCancelledError                   the job was cancelled (raised inside the task only)
     ├── JobTimeoutError                     the job waited past its ttl (raised inside the task only)
     ├── StreamError                         a token stream with a gap or an entry that is not ours
@@ -49,6 +50,10 @@ class DuplicateJobError(MiniLabError):
 
 class QueueFullError(MiniLabError):
     """A queue that holds as many waiting jobs as it may."""
+
+
+class NotEndedError(MiniLabError):
+    """A job that has not ended in the time for which its reader wanted to wait; it goes on."""
 
 
 class JobCancelledError(MiniLabError):

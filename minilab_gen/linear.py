@@ -75,6 +75,12 @@ def _product_of_packed() -> Any:
     return torch.ops.mkldnn._linear_pointwise.default
 
 
+def init_normal(weight: Tensor, std: float) -> None:
+    """Random numbers for training to begin with; none for a tensor that is only a shape."""
+    if not weight.is_meta:
+        nn.init.normal_(weight, std=std)
+
+
 class DirectModule(nn.Module):
     """A module whose call is its ``forward`` and nothing else.
 
@@ -96,7 +102,7 @@ class Linear(DirectModule):
         is_large = in_features * out_features >= _LARGE_WEIGHT or in_features > _LONE_ROW
         self._fewest_rows = _FEW_ROWS if is_large else 1
         self._product: Any = None  # the operator, looked up once: finding it takes microseconds
-        nn.init.normal_(self.weight, std=0.02)
+        init_normal(self.weight, 0.02)
 
     def freeze(self, *, packed: bool) -> None:
         """Fix the weight for inference. A packed layer keeps its own layout of it and lets ``weight`` go.

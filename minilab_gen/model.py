@@ -9,6 +9,7 @@ of queries, keys and values); Yang et al. 2025, "Qwen3 Technical Report" (norms 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 
 from minilab_gen.attention import AttentionMemory, TrainingAttention
 from minilab_gen.kv_cache import KVCache
-from minilab_gen.linear import DirectModule, Linear, can_pack
+from minilab_gen.linear import DirectModule, Linear, can_pack, init_normal
 from minilab_gen.model_config import ModelConfig
 from minilab_gen.rotary import Rotary
 
@@ -123,21 +124,24 @@ class MiniLabModel(nn.Module):
     def __init__(self, config: ModelConfig, *, dropout: float = 0.0) -> None:
         super().__init__()
         self.config = config
-        self.embedding = nn.Embedding(config.vocab_size, config.d_model)
-        self.rotary = Rotary(config)
+        weight = torch.empty(config.vocab_size, config.d_model)
+        self.embedding: nn.Embedding = nn.Embedding.from_pretrained(weight, freeze=False)
+        init_normal(self.embedding.weight, 1.0)  # what nn.Embedding draws, so that a seed gives the model that it gave
+        with torch.device("cpu"):  # it follows from the configuration, also where a model is only shapes
+            self.rotary = Rotary(config)
         self.blocks = nn.ModuleList(Block(config, dropout) for _ in range(config.n_layer))
         self.norm = RMSNorm(config.d_model, config.norm_eps)
         self.head = Linear(config.d_model, config.vocab_size)
-        nn.init.normal_(self.embedding.weight, std=0.02)
+        init_normal(self.embedding.weight, 0.02)
         if config.tied_embeddings:
             self.head.weight = cast(nn.Parameter, self.embedding.weight)
         for name, weight in self.named_parameters():
             if name.endswith(("output.weight", "down.weight")):
-                nn.init.normal_(weight, std=0.02 * (2 * config.n_layer) ** -0.5)
+                init_normal(weight, 0.02 * (2 * config.n_layer) ** -0.5)
 
     @property
     def device(self) -> torch.device:
-        return self.embedding.weight.device
+        return cast(torch.device, self.embedding.weight.device)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -199,14 +203,21 @@ class MiniLabModel(nn.Module):
         return logits.unflatten(0, (batch, length)), loss
 
 
-def load(path: str | Path, dtype: torch.dtype = torch.float32, *, packed: bool | None = None) -> MiniLabModel:
+def load(
+    path: str | Path,
+    dtype: torch.dtype = torch.float32,
+    *,
+    packed: bool | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> MiniLabModel:
     """The model of a checkpoint folder, frozen for inference, computing in ``dtype``; ``packed`` as in ``freeze``.
 
-    Each layer is laid out as soon as it is read, so that loading needs little more memory than the model. Raises
+    Each layer is laid out as soon as it is read, so that loading needs little more memory than the model.
+    ``on_progress`` gets how many parts have been read, and of how many. Raises
     :class:`~minilab_gen.errors.CheckpointError`.
     """
     from minilab_gen.checkpoint import read_model  # a checkpoint knows models, so the import goes this way round
 
     packed = can_pack(torch.device("cpu"), dtype) if packed is None else packed
-    model = read_model(Path(path), dtype, (lambda layer: layer.freeze(packed=True)) if packed else None)
+    model = read_model(Path(path), dtype, (lambda layer: layer.freeze(packed=True)) if packed else None, on_progress)
     return model.freeze(packed=packed)

@@ -8,12 +8,15 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.json_file import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor  # takes seconds, and whether files are whole is known before that
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -81,6 +84,12 @@ class StoredWeights:
             raise _unreadable(file, error) from error
 
 
+def check_weight_files(folder: Path) -> None:
+    """Raise CheckpointError unless all files with weights are there and none is cut short. Needs no torch."""
+    for file in weight_files(folder):
+        _check_size(file)
+
+
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights of a folder, in order."""
     index = folder / INDEX_FILE
@@ -99,12 +108,19 @@ def weight_files(folder: Path) -> list[Path]:
 def _unreadable(file: Path, error: Exception) -> CheckpointError:
     """What is wrong with a file, in words that help: most often it is a copy that was broken off."""
     try:
-        size, promised = file.stat().st_size, _promised_size(file)
-    except OSError as missing:
-        return CheckpointError(f"{file} cannot be read: {missing.strerror}")
-    if promised is not None and size < promised:
-        return CheckpointError(f"{file} cannot be read: it is cut short, {size} of {promised} bytes are there")
+        _check_size(file)
+    except CheckpointError as known:
+        return known
     return CheckpointError(f"{file} cannot be read: {error}")
+
+
+def _check_size(file: Path) -> None:
+    try:
+        size, promised = file.stat().st_size, _promised_size(file)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    if promised is not None and size < promised:
+        raise CheckpointError(f"{file} cannot be read: it is cut short, {size} of {promised} bytes are there")
 
 
 def _promised_size(file: Path) -> int | None:

@@ -106,6 +106,6 @@ def run(
 
 def announce_worker(connection: redis.Redis, name: str = "minilab-test", *, alive: bool = True) -> None:
     """A worker of ours in RQ's records, with its lease or without."""
-    Worker([keys.queue_name(keys.DEFAULT_MODEL)], name=name, connection=connection).register_birth()
+    Worker(keys.queue_names(keys.DEFAULT_MODEL), name=name, connection=connection).register_birth()
     if alive:
         connection.set(keys.worker_lease(name), 1, ex=TTL)

@@ -460,6 +460,17 @@ def test_why_nothing_happens_is_said_once(fake: redis.Redis, file: Path, capsys:
     assert capsys.readouterr().err == note
 
 
+def test_what_to_start_is_a_worker_of_the_model_that_is_asked(
+    fake: redis.Redis, file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    flights = Flights(fake, Submission("other"), "", at_once=1)
+    flights.add(good_lines(write_lines(file, own("a")))[0])
+
+    WaitingNotes(fake, keys.queue_name("other"), quiet=False).look(flights, have_landed=False)
+
+    assert ": minilab-worker --model ./other --name other, where ./other is its folder" in capsys.readouterr().err
+
+
 def test_quiet_says_only_what_goes_wrong(fake: redis.Redis, file: Path, out: Path) -> None:
     (line,) = good_lines(write_lines(file, own("a")))
     answer_earlier(fake, line)

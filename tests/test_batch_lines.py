@@ -12,11 +12,8 @@ from batch_files import asked_model, good_lines, openai, own, read_file, write_l
 from minilab_client.batch import own_form, raw_lines
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import BadLine, Line
-from minilab_client.batch.stop_texts import cut
 
 from minilab_gen.chat import ChatFormat
-from minilab_gen.protocol.events import EndEvent
-from minilab_gen.protocol.results import Answer
 from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
 
 FOGG = tuple(asked_model().tokenizer.encode("Phileas Fogg"))
@@ -255,40 +252,3 @@ def test_a_stop_text_that_is_one_token_ends_the_job_at_once(file: Path) -> None:
     assert line_of(file, openai("a", stop=",")).request.stop_ids == (0, comma)
     assert line_of(file, openai("a", stop=["<|im_end|>"])).request.stop_ids == (0, 2)
     assert line_of(file, openai("a", stop=["Passepartout ne"])).request.stop_ids == (0,)
-
-
-def answer(text: str) -> Answer:
-    """An answer of these words, as the base tokenizer cuts them."""
-    ids = tuple(asked_model().tokenizer.encode(text))
-    return Answer(ids, text, EndEvent("length", len(ids), 2), 0.0, None)
-
-
-@pytest.mark.parametrize(
-    ("stops", "text", "was_cut"),
-    [
-        ((), "Le pauvre garçon était à bord.", False),
-        (("Fix",), "Le pauvre garçon était à bord.", False),
-        (("bord",), "Le pauvre garçon était à ", True),
-        (("re gar", "bord"), "Le pauv", True),
-        (("arç", "garçon é"), "Le pauvre g", True),
-        (("çon", "garçon"), "Le pauvre ", True),
-        (("L",), "", True),
-    ],
-)
-def test_an_answer_is_cut_before_the_stop_text_that_is_complete_first(
-    stops: tuple[str, ...], text: str, was_cut: bool
-) -> None:
-    kept = cut(answer("Le pauvre garçon était à bord."), stops, asked_model().tokenizer)
-
-    assert (kept.text, kept.was_cut) == (text, was_cut)
-
-
-def test_of_a_cut_answer_the_tokens_stay_up_to_the_one_that_completed_the_stop_text() -> None:
-    tokenizer = asked_model().tokenizer
-    whole = answer("Le pauvre garçon était à bord.")
-
-    kept = cut(whole, ["garçon"], tokenizer)
-
-    assert whole.ids[: len(kept.ids)] == kept.ids
-    assert "garçon" in tokenizer.decode(kept.ids)
-    assert "garçon" not in tokenizer.decode(kept.ids[:-1])

@@ -94,6 +94,19 @@ def test_an_unknown_model_is_told_with_those_that_are_there(connection: redis.Re
         read_card(connection, "nope")
 
 
+@pytest.mark.parametrize("asked", ["smol-x3.2", "SMOL-X3.2", "Smol-X3-2", "a-long-organisation/smol-x3.2", "Smol_X3.2"])
+def test_a_name_that_is_nearly_that_of_a_model_is_told_which_may_be_meant(connection: redis.Redis, asked: str) -> None:
+    announce(connection, replace(CARD, name="Smol-X3.2"))
+    announce(connection)
+
+    with pytest.raises(UnknownModelError) as refused:
+        read_card(connection, asked)
+
+    assert str(refused.value) == (
+        f"no worker has announced the model {asked} (did you mean Smol-X3.2?); announced are Smol-X3.2, mine"
+    )
+
+
 def test_the_base_model_has_a_card_and_a_tokenizer_before_any_worker_is_up(connection: redis.Redis) -> None:
     card = read_card(connection, "base")
 
@@ -116,9 +129,8 @@ def test_a_tokenizer_that_has_expired_is_told_with_what_helps(connection: redis.
     announce(connection)
     connection.delete(keys.tokenizer(CARD.tokenizer))
 
-    with pytest.raises(
-        UnknownModelError, match="the tokenizer of the model mine has expired; start one of its workers"
-    ):
+    remedy = r"start one of its workers: minilab-worker --model \./mine --name mine"
+    with pytest.raises(UnknownModelError, match=rf"the tokenizer of the model mine has expired; {remedy}"):
         read_tokenizer(connection, CARD)
 
 

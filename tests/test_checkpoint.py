@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +16,8 @@ from safetensors.torch import load_file, save_file
 from small_models import EIGHT_TO_ONE, SHAPES, random_model, threads, tokenizer_of
 from torch import Tensor
 
-from minilab_gen.checkpoint import fingerprint, read_config, read_model, read_stop_ids, write_checkpoint
+from minilab_gen.checkpoint import fingerprint, read_model, read_stop_ids, write_checkpoint
+from minilab_gen.checkpoint_folder import read_config
 from minilab_gen.errors import CheckpointError
 from minilab_gen.generate import generate
 from minilab_gen.model import ModelConfig, load
@@ -160,6 +163,17 @@ def test_a_loaded_model_keeps_no_weight_besides_the_layout_that_it_computes_with
 
     matrices = {name for name, weight in model.named_parameters() if weight.dim() == 2 and weight.numel()}
     assert matrices == {"embedding.weight"}
+
+
+def test_a_model_is_loaded_without_the_compiler_of_torch(checkpoint: Path) -> None:
+    """Which takes longer than everything else at the start of a worker, and comes with an operation on a mere shape."""
+    program = "import sys; from minilab_gen.model import load; load(sys.argv[1]); print(*sys.modules)"
+
+    loaded = subprocess.run(
+        [sys.executable, "-c", program, str(checkpoint)], capture_output=True, text=True, check=True, timeout=120
+    )
+
+    assert not {"sympy", "torch._dynamo"} & set(loaded.stdout.split())
 
 
 def test_a_fingerprint_is_that_of_the_same_files_and_changes_with_a_weight(tmp_path: Path) -> None:

@@ -7,18 +7,28 @@ from pathlib import Path
 
 import pytest
 import redis
-from client_program import client, end, events, fake_redis, queued, start, write
+from client_program import announce_worker, client, end, events, fake_redis, queued, start, write
 from minilab_client.cli import main
 
 from minilab_gen.errors import RedisUnavailableError
+from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import fetch, request_of
 from minilab_gen.request import MAX_SEED
 
 
 @pytest.fixture(autouse=True)
 def connection(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
-    """The fake Redis that the program uses."""
-    return fake_redis(monkeypatch)
+    """The fake Redis that the program uses, with a worker for what is submitted."""
+    connection = fake_redis(monkeypatch)
+    announce_worker(connection)
+    return connection
+
+
+@pytest.fixture
+def unserved(connection: redis.Redis) -> redis.Redis:
+    """The same without a worker."""
+    connection.delete(keys.worker_lease("minilab-test"))
+    return connection
 
 
 def refusal(*arguments: str, stdin: str | bytes | None = None, **variables: str) -> str:
@@ -171,7 +181,13 @@ def test_a_bad_job_id_is_refused_before_a_connection_is_made(monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "arguments",
-    [("--temperature", "nan"), ("--max-new-tokens", "0"), ("--timeout", "0"), ("--stop-id", "-1"), ("--model", "a.b")],
+    [
+        ("--temperature", "nan"),
+        ("--max-new-tokens", "0"),
+        ("--timeout", "0"),
+        ("--stop-id", "-1"),
+        ("--model", "a.low"),
+    ],
 )
 def test_bad_settings_are_refused_before_a_connection_is_made(
     monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
@@ -284,14 +300,47 @@ def test_an_unknown_option_is_one_line_on_stderr() -> None:
     assert "see minilab-client submit --help" in refusal("Phileas Fogg", "--temprature", "1")
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]])
+@pytest.mark.parametrize("priority", keys.PRIORITIES)
+def test_that_no_worker_serves_the_model_is_said_and_the_job_queued(
+    unserved: redis.Redis, options: list[str], priority: keys.Priority
+) -> None:
+    result = client("submit", "Phileas Fogg", "--job-id", "x", "--priority", priority, *options)
+
+    assert (result.exit_code, queued(unserved, priority)) == (0, ["x"])
+    assert result.stderr == (
+        "waiting: no worker serves the model base; start one in another terminal: minilab-worker\n"
+    )
+    assert result.stdout.count("\n") == 1
+
+
+def test_max_new_tokens_that_do_not_fit_are_said_to_be_cut(connection: redis.Redis) -> None:
+    ids = ",".join(["5"] * 100)
+    fitting = client("submit", "--ids", ids, "--max-new-tokens", "28")
+    assert fitting.stderr == ""
+
+    for given in (["--max-new-tokens", "29"], []):
+        result = client("submit", "--ids", ids, *given)
+        assert result.exit_code == 0
+        rule = "the prompt's 100 tokens and the answer must fit the model's context of 128"
+        assert result.stderr == (f"--max-new-tokens 29 is cut to 28: {rule}\n" if given else "")
+
+
+def test_a_variable_counts_as_asked_for(connection: redis.Redis) -> None:
+    result = client("submit", "--ids", "5", "--json", MINILAB_MAX_NEW_TOKENS="500")
+
+    assert result.stderr.startswith("--max-new-tokens 500 is cut to 127: the prompt's 1 token and")
+    assert [event["event"] for event in events(result)] == ["submitted"]
+
+
 def test_follow_says_at_once_that_no_worker_is_there_and_then_shows_the_answer(
-    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch
+    unserved: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waiting: list[str] = []
 
     def say_and_answer(message: str) -> None:
         waiting.append(message)
-        answer(connection, "x")
+        answer(unserved, "x")
 
     monkeypatch.setattr("minilab_client.follow.say", say_and_answer)
 

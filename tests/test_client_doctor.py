@@ -28,6 +28,8 @@ from minilab_gen.tokenizer import get_tokenizer
 REPORT = WorkerStats("base", 64, 3, 0, 0.0, "exact: 9 rows of logits equal bit for bit", "f" * 16, 0.0, 0.0)
 CARD = ModelCard("base", 64, 2048, (0,), "f" * 16, "exact: 9 rows", "t" * 32)
 
+START_OTHER = "minilab-worker --model ./other --name other, where ./other is its folder"
+
 
 @pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
@@ -260,7 +262,36 @@ def test_jobs_that_nobody_serves_are_told(fake: redis.Redis) -> None:
     assert (served["level"], unserved["level"]) == ("ok", "warn")
     assert served["found"].startswith("minilab.base: 1 wait")
     assert unserved["found"].startswith("minilab.other.high: 1 wait")
-    assert unserved["remedy"] == "start a worker: minilab-worker --name other"
+    assert unserved["remedy"] == f"start a worker: {START_OTHER}"
+
+
+def test_what_to_start_is_a_worker_of_the_model_that_is_asked(fake: redis.Redis) -> None:
+    enqueue(fake, GenerationRequest((5,)), Submission("other", "x"))
+    start(fake, "x")
+    fake.zadd("rq:wip:minilab.other", {"x:1": time.time() + 60})
+    fetch(fake, "x").save()
+    fake.hset(Job.key_for("x"), "worker_name", "minilab-gone")
+    enqueue(fake, GenerationRequest((5,)), Submission("other", "y"))
+
+    found = diagnosis()[1]
+
+    assert found["workers"][0]["remedy"] == f"start one: {START_OTHER}"
+    assert found["stuck"][0]["remedy"] == f"start a worker, which goes on with them: {START_OTHER}"
+    assert found["model"][0]["remedy"] == f"start one of its workers: {START_OTHER}"
+
+
+def test_a_job_made_for_another_vocabulary_is_told_with_what_to_cancel(fake: redis.Redis) -> None:
+    serve(fake)
+    submit(fake, "x")
+    assert len(diagnosis()[1]["queue"]) == 1
+
+    enqueue(fake, GenerationRequest((5, 2048)), Submission(job_id="y"))
+
+    _, told = diagnosis()[1]["queue"]
+    assert (told["level"], told["remedy"]) == ("warn", "cancel what would fail: minilab-client cancel y")
+    assert told["found"] == "minilab.base: 1 made for another model, with ids beyond the 2048 of this one"
+    assert client(*told["remedy"].partition("minilab-client ")[2].split()).exit_code == 0
+    assert len(diagnosis()[1]["queue"]) == 1
 
 
 def test_a_model_whose_card_has_expired_is_told(fake: redis.Redis) -> None:

@@ -16,7 +16,7 @@ from rq.job import JobStatus
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, publish_card
-from minilab_gen.protocol.events import EndReason
+from minilab_gen.protocol.events import EndReason, JobState
 from minilab_gen.protocol.jobs import JobView, fetch
 from minilab_gen.tokenizer import get_tokenizer
 
@@ -220,7 +220,16 @@ def test_a_wait_is_told_once_for_each_change(capsys: pytest.CaptureFixture[str])
 def test_a_wait_without_a_worker_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
     WaitingNotes()(replace(QUEUED, workers_alive=0))
 
-    assert "no worker serves the model base; start one in another terminal: minilab-worker" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("serves the model base; start one in another terminal: minilab-worker\n")
+
+
+@pytest.mark.parametrize("state", ["queued", "started"])
+def test_what_to_start_is_never_the_shipped_model_under_the_name_of_another(
+    capsys: pytest.CaptureFixture[str], state: JobState
+) -> None:
+    WaitingNotes()(replace(QUEUED, workers_alive=0, model="other", state=state))
+
+    assert ": minilab-worker --model ./other --name other, where ./other is its folder" in capsys.readouterr().err
 
 
 # status

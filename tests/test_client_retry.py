@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import redis
-from client_program import client, end, events, fake_redis, overdue, queued, run, start, submit, write
+from client_program import announce_worker, client, end, events, fake_redis, overdue, queued, run, start, submit, write
 from minilab_worker.worker import Worker
 
 from minilab_gen.protocol import keys
@@ -18,13 +18,17 @@ from minilab_gen.protocol.results import result
 from minilab_gen.protocol.streams import read_stream
 from minilab_gen.request import GenerationRequest, SamplingSettings
 
+NO_WORKER = "waiting: no worker serves the model base; start one in another terminal: minilab-worker\n"
+
 SAMPLED = GenerationRequest((5, 12, 7), 9, SamplingSettings(0.8, 20, 0.9, seed=41), stop_ids=(3,))
 
 
 @pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
-    """The fake Redis that the program uses."""
-    return fake_redis(monkeypatch)
+    """The fake Redis that the program uses, with a worker for what is submitted."""
+    connection = fake_redis(monkeypatch)
+    announce_worker(connection)
+    return connection
 
 
 def retried(job_id: str) -> str:
@@ -154,3 +158,14 @@ def test_a_worker_gives_a_retried_job_the_same_tokens(server: redis.Redis, start
     assert new is not None
     assert (new.ids, new.text) == (old.ids, old.text)
     assert server.exists(keys.token_stream("x"))
+
+
+def test_that_no_worker_is_there_is_said_once_for_all(connection: redis.Redis) -> None:
+    run(connection, "x", ["a"])
+    run(connection, "y", ["a"])
+    connection.delete(keys.worker_lease("minilab-test"))
+
+    done = client("retry", "x", "y")
+
+    assert (done.exit_code, done.stdout.count("\n")) == (0, 2)
+    assert done.stderr == NO_WORKER

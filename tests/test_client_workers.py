@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import pty
+import re
+import struct
+import termios
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import redis
+from client_process import Program
 from client_program import announce_worker, client, fake_redis
 
 from minilab_gen.protocol import keys
@@ -27,7 +34,7 @@ REPORT = WorkerStats(
 )
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture
 def connection(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
     """The fake Redis that the program uses."""
     return fake_redis(monkeypatch)
@@ -39,7 +46,7 @@ def listed() -> list[dict[str, Any]]:
 
 
 def cells(line: str) -> list[str]:
-    return line.split(maxsplit=9)
+    return re.split(r" {2,}", line)
 
 
 def test_workers_are_listed_with_whether_they_live(connection: redis.Redis) -> None:
@@ -52,7 +59,8 @@ def test_workers_are_listed_with_whether_they_live(connection: redis.Redis) -> N
         ("minilab-b", False),
         ("ordinary", None),
     ]
-    assert [line.split()[1] for line in client("workers").stdout.splitlines()] == ["LIFE", "alive", "gone", "-"]
+    states = [line.split()[1] for line in client("workers").stdout.splitlines()]
+    assert states == ["STATE", "unknown", "gone", "unknown"]
 
 
 def test_a_worker_is_shown_with_its_places_speed_and_exactness(connection: redis.Redis) -> None:
@@ -62,7 +70,8 @@ def test_a_worker_is_shown_with_its_places_speed_and_exactness(connection: redis
     heading, line = client("workers").stdout.splitlines()
 
     shown = dict(zip(heading.split(), cells(line), strict=True))
-    assert (shown["PLACES"], shown["TOKENS/S"], shown["EXACTNESS"]) == ("3/64", "678", REPORT.exactness)
+    assert (shown["MODEL"], shown["PLACES"], shown["TOKENS/S"], shown["EXACT"]) == ("base", "3/64", "678", "yes")
+    assert shown["SEEN"].endswith(" ago")
     (worker,) = listed()
     names = ("model", "used", "places", "tokens", "tokens_per_second", "exactness", "fingerprint")
     assert {name: worker[name] for name in names} == {name: getattr(REPORT, name) for name in names}
@@ -75,7 +84,47 @@ def test_a_gone_worker_is_shown_with_its_last_report_but_no_speed(connection: re
     heading, line = client("workers").stdout.splitlines()
 
     shown = dict(zip(heading.split(), cells(line), strict=True))
-    assert (shown["LIFE"], shown["PLACES"], shown["TOKENS/S"]) == ("gone", "3/64", "-")
+    assert (shown["STATE"], shown["PLACES"], shown["TOKENS/S"]) == ("gone", "3/64", "-")
+
+
+def test_a_worker_that_is_not_exact_is_shown_as_such(connection: redis.Redis) -> None:
+    announce_worker(connection, "minilab-a")
+    publish_stats(connection, "minilab-a", replace(REPORT, exactness="not exact: 3 of 100 rows of logits differ"))
+
+    assert client("workers").stdout.splitlines()[1].split()[-1] == "no"
+
+
+def render(url: str, columns: int) -> list[str]:
+    """The lines on a terminal of so many columns, each of which is one line of the screen only if it fits."""
+    screen, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+    shown = b""
+    with Program(url, "workers", stdout=terminal, TERM="xterm") as program:
+        os.close(terminal)
+        while True:
+            try:
+                shown += os.read(screen, 1000)
+            except OSError:  # how Linux tells that the other side is closed
+                break
+        assert program.ended() == (0, "")
+    os.close(screen)
+    return shown.decode().splitlines()
+
+
+def test_the_list_fits_a_terminal_of_80_columns(server: redis.Redis, server_url: str) -> None:
+    long_host = "minilab-" + "compute-node-with-a-long-name" + "-1234567-abc123"
+    announce_worker(server, long_host)
+    announce_worker(server, "minilab-b-7-ffffff", alive=False)
+    publish_stats(server, long_host, replace(REPORT, model="SmolLM2-135M-Instruct", reported_at=time.time()))
+
+    lines = render(server_url, 80)
+
+    assert max(map(len, lines)) <= 80
+    (name,) = [line.split()[0] for line in lines if "abc123" in line]  # what tells two workers of one host apart
+    assert name.startswith("minilab")
+    assert "…" in name
+    assert long_host in client("workers").stdout, "a file gets it whole"
+    assert long_host in "".join(render(server_url, 150))
 
 
 def test_the_heartbeat_is_the_last_sign_of_life(connection: redis.Redis) -> None:

@@ -55,13 +55,19 @@ class ScriptedServer(socketserver.ThreadingTCPServer):
     allow_reuse_address = True
 
     def __init__(
-        self, *replies: bytes, port: int = 0, context: ssl.SSLContext | None = None, knows_us: bool = False
+        self,
+        *replies: bytes,
+        port: int = 0,
+        context: ssl.SSLContext | None = None,
+        knows_us: bool = False,
+        hello: bytes = b"+OK\r\n",
     ) -> None:
         super().__init__(("127.0.0.1", port), _Conversation)
         self.replies = list(replies)
         self.asked: list[bytes] = []
         self.context = context
         self.knows_us = knows_us
+        self.hello = hello
         self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
         self._thread.start()
 
@@ -78,6 +84,8 @@ class ScriptedServer(socketserver.ThreadingTCPServer):
         self.asked.append(command)
         if command == b"AUTH" and not self.knows_us:
             return b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
+        if command == b"HELLO":
+            return self.hello
         if command != b"PING":
             return b"+OK\r\n"
         return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
@@ -105,7 +113,7 @@ class _Conversation(socketserver.StreamRequestHandler):
         self.request.close()
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with ScriptedServer(b"+PONG\r\n") as gone:
         return gone.port
 
@@ -278,7 +286,7 @@ def test_a_bad_wait_is_refused(wait: float) -> None:
 )
 def test_no_error_shows_the_password(url: str) -> None:
     with pytest.raises((RedisUnavailableError, RequestError)) as caught:
-        connect(url.replace("PORT", str(_free_port())))
+        connect(url.replace("PORT", str(free_port())))
     error: BaseException | None = caught.value
     while error is not None:
         assert SECRET not in str(error)
@@ -319,7 +327,7 @@ def test_a_shown_url_has_no_credentials(url: str, shown: str) -> None:
 
 
 def test_no_server_is_one_line_with_the_remedy() -> None:
-    port = _free_port()
+    port = free_port()
     with pytest.raises(RedisUnavailableError) as caught:
         connect(f"redis://127.0.0.1:{port}")
     message = str(caught.value)
@@ -353,7 +361,7 @@ def test_a_loading_server_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyP
 
 
 def test_a_server_that_comes_later_is_waited_for(caplog: pytest.LogCaptureFixture) -> None:
-    port = _free_port()
+    port = free_port()
     found: list[redis.Redis] = []
     waiting = threading.Thread(target=lambda: found.append(connect(f"redis://:{SECRET}@127.0.0.1:{port}", wait=10)))
     with caplog.at_level(logging.WARNING):
@@ -371,7 +379,7 @@ def test_a_server_that_comes_later_is_waited_for(caplog: pytest.LogCaptureFixtur
 def test_waiting_ends_when_the_time_is_up() -> None:
     began = time.monotonic()
     with pytest.raises(RedisUnavailableError, match="no Redis answers"):
-        connect(f"redis://127.0.0.1:{_free_port()}", wait=0.3)
+        connect(f"redis://127.0.0.1:{free_port()}", wait=0.3)
     assert 0.3 <= time.monotonic() - began < 3
 
 

@@ -61,9 +61,9 @@ class Demonstration:
             assert byte, f"it ended before {text!r}: {read.decode()}"
             read += byte
 
-    def has_a_worker(self) -> bool:
-        """Whether the worker's process is on its way."""
-        return any("--quiet" in _command(pid) for pid in self.processes())
+    def workers(self) -> list[int]:
+        """The worker's process, once it is on its way."""
+        return [pid for pid in self.processes() if "--quiet" in _command(pid)]
 
     def ended(self) -> tuple[int, str, str]:
         """Its exit code, and what else it said on stdout and stderr."""
@@ -84,7 +84,7 @@ def in_the_middle_of_an_answer(running: Demonstration) -> None:
 
 
 def while_the_worker_loads(running: Demonstration) -> None:
-    wait_until(running.has_a_worker)
+    wait_until(running.workers)
 
 
 def as_it_begins(running: Demonstration) -> None:
@@ -129,6 +129,19 @@ def test_ctrl_c_ends_the_demonstration_in_a_line_and_leaves_nothing(
 
 
 @needs_proc
+def test_the_terminals_ctrl_c_does_not_reach_the_worker_which_the_demonstration_stops(
+    demonstration: Demonstration,
+) -> None:
+    while_the_worker_loads(demonstration)
+
+    (worker,) = demonstration.workers()
+
+    assert os.getpgid(worker) != os.getpgid(demonstration.process.pid)
+    demonstration.send(signal.SIGTERM)
+    demonstration.ended()
+
+
+@needs_proc
 def test_an_impatient_ctrl_c_leaves_nothing_either(demonstration: Demonstration) -> None:
     while_the_worker_loads(demonstration)
     while demonstration.process.poll() is None:
@@ -164,7 +177,7 @@ def test_ctrl_c_during_imports_prints_nothing(tmp_path: Path) -> None:
         check=False,
     )
 
-    assert ended.returncode == -signal.SIGINT
+    assert ended.returncode == 130
     assert (ended.stdout, ended.stderr) == (b"", b"")
 
 

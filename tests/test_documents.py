@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*.md"))]
 PROGRAMS: dict[str, click.Command] = {"minilab-client": client, "minilab-worker": worker}
 FOLDERS = ["minilab_gen", "worker", "client", "tests", "benchmarks", "docs", "examples"]
-OF_OTHERS = {"--scale", "--time"}
+OF_OTHERS = {"--bind", "--disable-delete", "--scale", "--time"}
 """Options of other programs that a document names without the program."""
 
 each_document = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))

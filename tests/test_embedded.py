@@ -356,7 +356,7 @@ def test_the_start_command_without_a_program_exits_with_4(home: Path, monkeypatc
     monkeypatch.setenv("PATH", str(home))
     ran = CliRunner().invoke(redis_group, ["start"])
     assert ran.exit_code == 4
-    assert ran.stderr.startswith("Error: no Redis to start")
+    assert ran.stderr.startswith("error: no Redis to start")
 
 
 def test_the_commands_say_when_another_server_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:

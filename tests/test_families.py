@@ -15,7 +15,8 @@ from family_checkpoints import CONTEXT, KINDS, SHAPE, Kind, write
 from small_models import threads
 from torch import Tensor
 
-from minilab_gen.checkpoint import read_config, read_stop_ids
+from minilab_gen.checkpoint import read_stop_ids
+from minilab_gen.checkpoint_folder import read_config
 from minilab_gen.engine import Engine, Sequence
 from minilab_gen.errors import CheckpointError
 from minilab_gen.families import FAMILIES, config_of, described

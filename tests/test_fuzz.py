@@ -279,5 +279,5 @@ def test_a_command_line_works_or_is_refused_in_one_line(
     assert result.exit_code in set(ExitCode)
     assert "Traceback" not in result.output
     if result.exit_code == ExitCode.REFUSED and "Usage:" not in result.stderr:
-        assert result.stderr.startswith("error: ")
+        assert result.stderr.startswith(("error: ", '{"error": '))
         assert result.stderr.count("\n") == 1

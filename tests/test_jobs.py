@@ -246,10 +246,32 @@ def test_an_id_is_checked_before_it_becomes_a_key(connection: redis.Redis, job_i
     assert everything(connection) == {}
 
 
-@pytest.mark.parametrize("model", ["a.b", "a b", "", "x" * 65, None, "*"])
+@pytest.mark.parametrize("model", ["a/b", "a b", "", "x" * 65, None, "*", ".", "..", ".a", "a.", "a\n", "a.é"])
 def test_a_model_name_is_checked_before_it_becomes_a_key(model: Any) -> None:
-    with pytest.raises(RequestError, match="a model name must be 1 to 64 letters, digits, _ or -"):
+    with pytest.raises(RequestError, match="a model name must be 1 to 64 letters, digits, _, - or, but at its ends"):
         Submission(model=model)
+
+
+@pytest.mark.parametrize("model", ["a.high", "a.low", "a.normal", "a.b.high"])
+def test_a_model_name_that_would_be_the_queue_of_a_priority_is_refused(model: str) -> None:
+    with pytest.raises(RequestError, match=r"must not end in \.high, \.normal or \.low, since"):
+        Submission(model=model)
+
+
+@pytest.mark.parametrize("model", ["base", "X3.2", "Llama-3.2-1B.v2", "a..b", "high", "low", "normal", "a.High"])
+def test_a_queue_tells_its_model_and_its_priority(model: str) -> None:
+    assert keys.check_model_name(model) == model
+    parts = [keys.queue_parts(name) for name in keys.queue_names(model)]
+
+    assert parts == [(model, priority) for priority in keys.PRIORITIES]
+
+
+@pytest.mark.parametrize("queue", ["default", "minilab", "minilab.", "minilab.high.low", "minilab..high", "other.base"])
+def test_a_queue_of_others_is_none_of_a_model(queue: str) -> None:
+    parts = keys.queue_parts(queue)
+
+    assert parts is None or keys.queue_name(*parts) == queue
+    assert parts in (None, ("high", "low"))
 
 
 @pytest.mark.parametrize("seconds", [0, -1, 0.5, 1.0, True, "60", float("nan"), 2_592_001, 2**63])

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import redis
+from batch_files import ids_of, openai, records, write_lines
 from client_program import announce_worker, client
 from minilab_worker.namesakes import check_namesakes, default_name
 from minilab_worker.serving import ServedModel, load_served_model
@@ -56,7 +57,7 @@ def chat_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def chatting(chat_checkpoint: Path) -> ServedModel:
-    return load_served_model(chat_checkpoint, "chatty", max_batch=2, threads=1)
+    return load_served_model(chat_checkpoint, "chat-3.2", max_batch=2, threads=1)
 
 
 @pytest.fixture
@@ -97,7 +98,13 @@ def expected(model: ServedModel, prompt: list[int], stop_ids: tuple[int, ...]) -
     ("folder", "name"),
     [
         ("SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct"),
-        ("Llama 3.2 (1B)", "Llama-3-2-1B"),
+        ("Llama-3.2-1B", "Llama-3.2-1B"),
+        ("Llama 3.2 (1B)", "Llama-3.2-1B"),
+        (".hidden.", "hidden"),
+        ("x" * 63 + ".2", "x" * 63),
+        ("mine.high", "mine-high"),
+        ("mine.v2.low", "mine.v2-low"),
+        ("mine.normal", "mine-normal"),
         ("mon modèle", "mon-mod-le"),
         ("x" * 80, "x" * 64),
     ],
@@ -140,7 +147,7 @@ def test_each_model_answers_its_own_jobs(served: ServedModel, chatting: ServedMo
 
 @pytest.mark.usefixtures("two_models")
 def test_a_model_that_is_not_there_is_refused_with_the_list() -> None:
-    with pytest.raises(UnknownModelError, match="no worker has announced the model nope; announced are base, chatty"):
+    with pytest.raises(UnknownModelError, match=r"the model nope; announced are base, chat-3\.2"):
         minilab_gen.submit("Phileas Fogg", model="nope")
 
 
@@ -148,9 +155,33 @@ def test_a_model_that_is_not_there_is_refused_with_the_list() -> None:
 def test_models_tells_which_can_chat() -> None:
     (cards,) = json.loads(f"[{client('models', '--json').stdout}]")
 
-    assert {card["name"]: card["chat"] is not None for card in cards} == {"base": False, "chatty": True}
+    assert {card["name"]: card["chat"] is not None for card in cards} == {"base": False, "chat-3.2": True}
     table = client("models").stdout.splitlines()
     assert [line.split()[3] for line in table] == ["CHAT", "no", "yes"]
+
+
+@pytest.mark.usefixtures("two_models")
+@pytest.mark.parametrize("name", ["chat-3.2", "some-org/chat-3.2"])
+def test_a_model_is_asked_by_its_name_on_the_hub_with_its_owner_or_without(
+    tmp_path: Path, chatting: ServedModel, name: str
+) -> None:
+    prompt = chatting.tokenizer.encode("Phileas Fogg")
+    request = expected(chatting, prompt, chatting.card.stop_ids)
+    lines = write_lines(
+        tmp_path / "in.jsonl",
+        openai("a", "Phileas Fogg", model=name, max_tokens=12, temperature=0),
+        openai("b", model="x"),
+    )
+
+    submitted = client("submit", "Phileas Fogg", "--model", name, "--max-new-tokens", "12").stdout.strip()
+    ended = client("batch", str(lines), "--output", str(tmp_path / "out.jsonl"), "--model", name)
+
+    assert answer(submitted) == request
+    assert answer(minilab_gen.submit("Phileas Fogg", model=name, max_new_tokens=12)) == request
+    assert [ids_of(record) for record in records(tmp_path / "out.jsonl")] == [request[0]]
+    assert ended.exit_code == 1, "the line that asks another model has no answer"
+    (refused,) = records(tmp_path / "out.errors.jsonl")
+    assert refused["error"]["message"] == "model must be chat-3.2, which --model names, got 'x'"
 
 
 # Chat
@@ -161,7 +192,7 @@ def test_models_tells_which_can_chat() -> None:
 def test_a_conversation_is_answered_through_the_models_template(
     server: redis.Redis, chatting: ServedModel, chat: str | list[dict[str, str]]
 ) -> None:
-    job_id = minilab_gen.submit(chat=chat, model="chatty", max_new_tokens=12)
+    job_id = minilab_gen.submit(chat=chat, model="chat-3.2", max_new_tokens=12)
 
     request = request_of(fetch(server, job_id))
     text = "<s>user: Où est Phileas Fogg ?</s>assistant:"
@@ -176,7 +207,7 @@ def test_the_token_that_ends_an_answer_adds_no_text(server: redis.Redis, chattin
     steps = [step.token_id for step in generate(chatting.model, prompt, 12)]
     loud = next(token for token in steps[1:] if chatting.tokenizer.decode([token]).strip())
 
-    job_id = minilab_gen.submit("Phileas Fogg", model="chatty", max_new_tokens=12, stop_ids=[loud])
+    job_id = minilab_gen.submit("Phileas Fogg", model="chat-3.2", max_new_tokens=12, stop_ids=[loud])
 
     assert answer(job_id) == expected(chatting, prompt, (loud,))
     assert answer(job_id)[0][-1] == loud
@@ -187,7 +218,7 @@ def test_the_token_that_ends_an_answer_adds_no_text(server: redis.Redis, chattin
 def test_the_command_line_chats(server: redis.Redis, chatting: ServedModel, said: str) -> None:
     stdin = MESSAGES[0]["content"] + "\n" if said == "-" else None
 
-    result = client("submit", "--chat", said, "--model", "chatty", "--max-new-tokens", "12", "--follow", stdin=stdin)
+    result = client("submit", "--chat", said, "--model", "chat-3.2", "--max-new-tokens", "12", "--follow", stdin=stdin)
 
     prompt = chatting.card.chat.prompt(Conversation.of(MESSAGES), chatting.tokenizer) if chatting.card.chat else []
     assert result.exit_code == 0, result.output
@@ -213,10 +244,10 @@ def test_a_system_message_stands_before_what_the_user_says(server: redis.Redis, 
             "a conversation must have one system message, got another one beside it",
         ),
         (("Hello", "--model", "base"), "error: the model base has no chat template; give it a plain text"),
-        (('[{"role": "user"}]', "--model", "chatty"), "message 0 must have role and content and nothing else"),
-        (('[{"role": "user", ]', "--model", "chatty"), "messages must be JSON"),
-        (("--ids", "5", "--model", "chatty"), "give either --chat or --ids, not both"),
-        (("--model", "chatty"), "give TEXT, or - to read it from standard input"),
+        (('[{"role": "user"}]', "--model", "chat-3.2"), "message 0 must have role and content and nothing else"),
+        (('[{"role": "user", ]', "--model", "chat-3.2"), "messages must be JSON"),
+        (("--ids", "5", "--model", "chat-3.2"), "give either --chat or --ids, not both"),
+        (("--model", "chat-3.2"), "give TEXT, or - to read it from standard input"),
     ],
 )
 def test_a_chat_that_cannot_be_is_refused(arguments: tuple[str, ...], message: str) -> None:
@@ -229,7 +260,7 @@ def test_a_chat_that_cannot_be_is_refused(arguments: tuple[str, ...], message: s
 @pytest.mark.usefixtures("two_models")
 def test_an_answer_in_a_chat_may_be_longer_than_another_unless_a_number_is_given(server: redis.Redis) -> None:
     def longest(*arguments: str) -> int:
-        job_id = client("submit", *arguments, "--model", "chatty").stdout.strip()
+        job_id = client("submit", *arguments, "--model", "chat-3.2").stdout.strip()
         return request_of(fetch(server, job_id)).max_new_tokens
 
     assert (longest("Hello"), longest("--chat", "Hello"), longest("--chat", "Hello", "--max-new-tokens", "7")) == (
@@ -237,7 +268,7 @@ def test_an_answer_in_a_chat_may_be_longer_than_another_unless_a_number_is_given
         1024,
         7,
     )
-    job_id = minilab_gen.submit(chat="Hello", model="chatty")
+    job_id = minilab_gen.submit(chat="Hello", model="chat-3.2")
     assert request_of(fetch(server, job_id)).max_new_tokens == 1024
 
 
@@ -272,7 +303,7 @@ def test_weights_of_another_kind_under_one_name_are_warned_of(
 def test_a_card_of_another_version_does_not_keep_a_worker_from_starting(
     server: redis.Redis, chatting: ServedModel
 ) -> None:
-    server.set(keys.model_card("chatty"), "{}")
+    server.set(keys.model_card("chat-3.2"), "{}")
 
     check_namesakes(server, chatting.card)
 

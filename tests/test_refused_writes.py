@@ -32,7 +32,7 @@ def _fail_snapshots(connection: redis.Redis, folder: Path) -> None:
 
 
 def _fill_memory(connection: redis.Redis, folder: Path) -> None:
-    connection.config_set("maxmemory", "1mb")
+    connection.config_set("maxmemory", "1")
 
 
 def _make_a_replica(connection: redis.Redis, folder: Path) -> None:

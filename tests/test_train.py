@@ -15,7 +15,8 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 from small_models import threads
 
-from minilab_gen.checkpoint import read_config, read_model
+from minilab_gen.checkpoint import read_model
+from minilab_gen.checkpoint_folder import read_config
 from minilab_gen.corpus import Corpus, read_corpus, token_row
 from minilab_gen.errors import RequestError
 from minilab_gen.model import MiniLabModel, ModelConfig

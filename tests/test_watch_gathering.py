@@ -73,30 +73,36 @@ def texts(snapshot: Snapshot) -> dict[str, str]:
 
 
 def test_waiting_jobs_are_counted_by_queue_parts(connection: redis.Redis) -> None:
-    priorities: list[tuple[str, Priority]] = [("base", "high"), ("base", "low"), ("base", "low"), ("other", "normal")]
+    priorities: list[tuple[str, Priority]] = [
+        ("base", "high"),
+        ("base", "low"),
+        ("base", "low"),
+        ("other-3.2", "normal"),
+    ]
     for model, priority in priorities:
         enqueue(connection, REQUEST, Submission(model=model, priority=priority))
 
     base, other = look(connection).models
 
     assert (base.name, base.high, base.normal, base.low, base.queued) == ("base", 1, 0, 2, 3)
-    assert (other.name, other.high, other.normal, other.low) == ("other", 0, 1, 0)
+    assert (other.name, other.high, other.normal, other.low) == ("other-3.2", 0, 1, 0)
 
 
 def test_one_model_can_be_watched_alone(connection: redis.Redis) -> None:
-    for model in ("base", "other"):
+    for model in ("base", "other-3.2"):
         enqueue(connection, REQUEST, Submission(model=model))
         announce_worker(connection, f"minilab-{model}")
         report(connection, f"minilab-{model}", 0, 1.0, model=model)
 
-    snapshot = look(connection, "other")
+    snapshot = look(connection, "other-3.2")
 
-    assert [line.name for line in snapshot.models] == ["other"]
-    assert [worker.name for worker in snapshot.workers] == ["minilab-other"]
+    assert [line.name for line in snapshot.models] == ["other-3.2"]
+    assert snapshot.counts.models == 1
+    assert [worker.name for worker in snapshot.workers] == ["minilab-other-3.2"]
 
 
 def test_queues_of_other_programs_are_none_of_ours(connection: redis.Redis) -> None:
-    for name in ("default", "minilab", "minilab.", "minilab.base.urgent", "minilab.é", "minilab.base.normal"):
+    for name in ("default", "minilab", "minilab.", "minilab..high", "minilab.é", "minilab.base.normal"):
         connection.sadd("rq:queues", f"rq:queue:{name}")
     connection.sadd("rq:queues", b"rq:queue:minilab.\xff")
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import sys
+from itertools import pairwise
 from typing import Any, Final
 
 import click
 
 from minilab_client.exit_codes import exit_codes
 from minilab_client.lazy_group import LazyCommand, LazyGroup
+from minilab_client.output import tell_errors_as_json
 from minilab_client.settings import redis_url_option
 from minilab_gen.version import VERSION
 
@@ -35,14 +37,25 @@ _COMMANDS: Final = {
 class _Program(LazyGroup):
     """A group whose commands return their exit code, and whose errors are one line each."""
 
-    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
-        with exit_codes():
-            return super().make_context(*args, **kwargs)
+    def make_context(self, info_name: str | None, args: list[str], *others: Any, **settings: Any) -> click.Context:
+        as_json = _asks_for_json(args)
+        with exit_codes(as_json=as_json):
+            context = super().make_context(info_name, args, *others, **settings)
+        if as_json:
+            tell_errors_as_json(context)
+        return context
 
     def invoke(self, ctx: click.Context) -> Any:
         with exit_codes():
             code = super().invoke(ctx)
         ctx.exit(code or 0)
+
+
+def _asks_for_json(words: list[str]) -> bool:
+    """Whether a command line asks for JSON, seen before it is parsed, as that may be what fails."""
+    options = words[: words.index("--")] if "--" in words else words
+    pairs = pairwise(options)
+    return "--json" in options or "--format=json" in options or ("--format", "json") in pairs
 
 
 def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
@@ -65,7 +78,8 @@ def main() -> None:
     Without MINILAB_REDIS_URL the client and the worker share a private Redis, which starts by itself.
 
     Exit codes: 0 done, 1 the job failed, 2 bad usage or a request that can never run, 3 unknown or expired job, 4 no
-    Redis, 5 cancelled.
+    Redis, 5 cancelled, 124 not ended within --wait. An error is one line on stderr; where a command is given --json,
+    one JSON object: {"error": {"type": ..., "message": ...}}.
     """
     if sys.__stdout__ is None:
         raise click.UsageError("the standard output must be open")

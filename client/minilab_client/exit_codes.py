@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from minilab_client.output import say
+from minilab_client.output import say_error
 from minilab_gen.errors import (
     DuplicateJobError,
     MiniLabError,
+    NotEndedError,
     QueueFullError,
     RedisUnavailableError,
     RequestError,
@@ -40,6 +41,8 @@ class ExitCode(IntEnum):
     CANCELLED = 5
     INTERRUPTED = 130
     """128 and the number of SIGINT, as shells have it."""
+    NOT_ENDED = 124
+    """The job has not ended within --wait; the code that `timeout` of the coreutils has for that."""
     BROKEN_PIPE = 141
     """128 and the number of SIGPIPE: whoever read our output has left."""
     TERMINATED = 143
@@ -51,6 +54,7 @@ _REMEDIES: dict[type[MiniLabError], tuple[ExitCode, str]] = {
     QueueFullError: (ExitCode.REFUSED, "try again later or raise --max-queued"),
     RequestError: (ExitCode.REFUSED, ""),
     UnknownModelError: (ExitCode.REFUSED, "`minilab-client models` lists what is there"),
+    NotEndedError: (ExitCode.NOT_ENDED, ""),
     UnknownJobError: (ExitCode.UNKNOWN_JOB, "`minilab-client jobs` lists what is there"),
     RedisUnavailableError: (ExitCode.NO_REDIS, ""),
 }
@@ -68,18 +72,21 @@ def say_end(job_id: str, end: EndEvent) -> ExitCode:
     """Say why a job did not end well; its exit code."""
     after = f"after {end.tokens} token{'' if end.tokens == 1 else 's'}"
     if end.reason == "cancelled":
-        say(f"job {job_id} was cancelled {after}")
+        say_error("JobCancelledError", f"job {job_id} was cancelled {after}", prefix="")
     elif end.reason == "timeout" and end.phase == "waiting":
-        say(f"error: job {job_id} expired: it waited longer than its --ttl; submit it again with a longer one")
+        say_error(
+            "JobTimeoutError",
+            f"job {job_id} expired: it waited longer than its --ttl; submit it again with a longer one",
+        )
     elif end.reason == "timeout":
-        say(f"error: job {job_id} ran out of time {after}; submit it again with a longer --timeout")
+        say_error("JobTimeoutError", f"job {job_id} ran out of time {after}; submit it again with a longer --timeout")
     elif end.reason == "error":
-        say(f"error: job {job_id} failed {after}: {end.error or 'no reason was recorded'}")
+        say_error("JobFailedError", f"job {job_id} failed {after}: {end.error or 'no reason was recorded'}")
     return code_of_end(end)
 
 
 @contextmanager
-def exit_codes() -> Iterator[None]:
+def exit_codes(*, as_json: bool | None = None) -> Iterator[None]:
     """Turn whatever ends the program early into at most one line on stderr and click's Exit with the code."""
     try:
         try:
@@ -96,28 +103,36 @@ def exit_codes() -> Iterator[None]:
         error.show()
         code = ExitCode.REFUSED
     except _reported() as error:
-        code = report(error)
+        code = report(error, as_json=as_json)
     else:
         return
     raise click.exceptions.Exit(code)
 
 
-def report(error: click.ClickException | MiniLabError | redis.RedisError | OSError) -> ExitCode:
+def report(
+    error: click.ClickException | MiniLabError | redis.RedisError | OSError, *, as_json: bool | None = None
+) -> ExitCode:
     """Say what went wrong and what to do about it, in one line; the exit code for it."""
+    kind, message, code = _told(error)
+    if isinstance(error, OSError):
+        _drop_output()  # or Python would try to write the rest again as it shuts down
+    say_error(kind, message, as_json=as_json)
+    return code
+
+
+def _told(
+    error: click.ClickException | MiniLabError | redis.RedisError | OSError,
+) -> tuple[str, str, ExitCode]:
+    """What kind of error it is, what to say about it, and the exit code for it."""
     if isinstance(error, click.ClickException):
-        say(f"error: {error.format_message().rstrip('.')}{_help_hint(error)}")
-        return ExitCode.REFUSED
+        return "UsageError", f"{error.format_message().rstrip('.')}{_help_hint(error)}", ExitCode.REFUSED
     if isinstance(error, MiniLabError):
         known = (answer for kind, answer in _REMEDIES.items() if isinstance(error, kind))
         code, remedy = next(known, (ExitCode.FAILED, ""))
-        say(f"error: {error}{'; ' if remedy else ''}{remedy}")
-        return code
+        return type(error).__name__, f"{error}{'; ' if remedy else ''}{remedy}", code
     if not isinstance(error, OSError):
-        say(f"error: {redis_complaint(error)}")
-        return ExitCode.NO_REDIS
-    _drop_output()  # or Python would try to write the rest again as it shuts down
-    say(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
-    return ExitCode.FAILED
+        return "RedisError", redis_complaint(error), ExitCode.NO_REDIS
+    return "OSError", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", ExitCode.FAILED
 
 
 def _reported() -> tuple[type[click.ClickException | MiniLabError | redis.RedisError | OSError], ...]:

@@ -16,6 +16,7 @@ _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 model_option: _Option = click.option(
     "--model",
+    type=parameters.model_name,
     shell_complete=complete_models,
     default=keys.DEFAULT_MODEL,
     metavar="NAME",
@@ -34,6 +35,18 @@ timeout_option: _Option = click.option(
     show_envvar=True,
     help=f"How long a job may run. Default: {keys.DEFAULT_TIMEOUT}.",
 )
+
+
+def wait_option(what_for: str, *, flag_value: str | None = None) -> _Option:
+    """``--wait SECONDS``; with a ``flag_value`` the number may be left out."""
+    may_be_bare: dict[str, Any] = {} if flag_value is None else {"is_flag": False, "flag_value": flag_value}
+    return click.option(
+        "--wait",
+        type=parameters.seconds,
+        metavar="SECONDS",
+        help=f"{what_for}; the exit code is 124 where it has not ended by then.",
+        **may_be_bare,
+    )
 
 
 def priority_option(default: Priority) -> _Option:

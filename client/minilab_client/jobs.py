@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import islice
 from typing import get_args
 
@@ -44,16 +43,18 @@ from minilab_gen.protocol.keys import PRIORITIES, Priority
     metavar="N",
     help="At most so many. Default: 20.",
 )
+@click.option("--utc", is_flag=True, help="Show times in UTC. Default: local time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array of objects.")
 @redis_url_option
 @pass_settings
-def jobs(
+def jobs(  # noqa: PLR0917 - click passes one argument for each option
     settings: ClientSettings,
     state: JobState | None,
     model: str | None,
     priority: Priority | None,
     since: datetime | None,
     limit: int,
+    utc: bool,
     as_json: bool,
 ) -> None:
     """List the jobs, newest first: those that wait, run, and ended within the last day.
@@ -61,17 +62,21 @@ def jobs(
     However many there are, only the newest of each queue are looked at. They are listed in the order of their
     submission, as far as none has overtaken a thousand others. Among the cancelled ones, those that an ordinary RQ
     worker ran are looked for in the last thousand failures.
+
+    Of a prompt its beginning is shown, or the number of its ids where no tokenizer is known. TOKENS/S is the speed
+    since the job was started last.
     """
+    from minilab_client.job_lines import JobLine, job_lines
     from minilab_gen.protocol.listing import Wanted, newest_jobs
 
     wanted = Wanted(state, model, priority, since)
     with settings.connect() as connection:
-        found = list(islice(newest_jobs(connection, wanted, say_unreadable), limit))
+        found = job_lines(connection, list(islice(newest_jobs(connection, wanted, say_unreadable), limit)))
     if as_json:
-        write_json([asdict(row) for row in found])
+        write_json([line.to_json() for line in found])
     elif found:
-        columns = [(row.job_id, row.state, row.model, row.priority, row.tokens, row.end, row.created) for row in found]
-        write_table(("JOB", "STATE", "MODEL", "PRIORITY", "TOKENS", "END", "CREATED"), columns)
+        now = datetime.now(UTC)
+        write_table(JobLine.HEADINGS, [line.cells(now, utc=utc) for line in found], {"PROMPT": "end"})
     else:
         say("no jobs" if wanted == Wanted() else "no jobs like that")
 

@@ -8,6 +8,7 @@ import click
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode, report
+from minilab_client.job_options import wait_option
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_gen.errors import MiniLabError
 
@@ -20,20 +21,24 @@ if TYPE_CHECKING:
 )
 @click.argument("ids", metavar="JOB...", type=parameters.job_id, nargs=-1, required=True)
 @click.option("--follow", "follows", is_flag=True, help="Print the text as it comes; the new id goes to stderr.")
+@wait_option("With --follow: read for so long at most. Default: to the end of the job")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event.")
 @redis_url_option
 @pass_settings
-def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, as_json: bool) -> ExitCode:
+def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, wait: float | None, as_json: bool) -> ExitCode:
     """Submit each JOB that has ended again, however it ended, and print the ids of the new jobs.
 
     They have the same request, seed, model, priority, timeout and ttl, and a new id: a token stream that has ended is
     closed for good, and what it holds stays readable under the old one. A JOB that has not ended is refused.
     """
+    if wait is not None and not follows:
+        raise click.UsageError("--wait goes with --follow")
     if follows and len(ids) > 1:
         raise click.UsageError(f"--follow takes one JOB, got {len(ids)}")
-    from minilab_client.submitted import follow_submitted
+    from minilab_client.submitted import follow_submitted, say_unserved
 
     code = ExitCode.DONE
+    submitted = []
     with settings.connect() as connection:
         for job_id in ids:
             try:
@@ -41,7 +46,10 @@ def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, as_json
             except MiniLabError as error:  # one that cannot be repeated keeps nobody from repeating the others
                 code = report(error)
             else:
-                code = follow_submitted(connection, new_id, as_json) if follows else code
+                submitted.append(new_id)
+        if follows and submitted:
+            return follow_submitted(connection, submitted[0], as_json, wait)
+        say_unserved(connection, *submitted)
     return code
 
 

@@ -13,7 +13,7 @@ import click
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode
 from minilab_client.given_text import STANDARD_INPUT, read_prompt
-from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option
+from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option, wait_option
 from minilab_client.output import say
 from minilab_client.sampling_options import sampling_options
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
@@ -107,6 +107,7 @@ class _Asked:
 @model_option
 @max_queued_option("Refuse the job when N or more already wait. Default: no bound.")
 @click.option("--follow", "follows", is_flag=True, help="Print the text as it comes; the job id goes to stderr.")
+@wait_option("With --follow: read for so long at most. Default: to the end of the job")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event.")
 @redis_url_option
 @pass_settings
@@ -130,6 +131,7 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     model: str,
     max_queued: int | None,
     follows: bool,
+    wait: float | None,
     as_json: bool,
 ) -> ExitCode:
     """Put a job into the queue: continue TEXT, the text in FILE, or --ids. Prints the job id.
@@ -137,10 +139,12 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     Standard input is read where TEXT is -, or where nothing is given and it is no terminal. With --chat the model
     answers TEXT, in the form that its own chat template gives a conversation; `minilab-client chat` keeps one going.
     """
-    from minilab_client.submitted import follow_submitted
+    from minilab_client.submitted import follow_submitted, say_cut, say_unserved
     from minilab_gen.api import default_max_new_tokens
     from minilab_gen.protocol.jobs import Submission
 
+    if wait is not None and not follows:
+        raise click.UsageError("--wait goes with --follow")
     prompt = _prompt(words, file, ids, chats, system)
     asked = _Asked(
         prompt,
@@ -153,7 +157,12 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     with settings.connect() as connection:
         submitted, request = asked.send(connection)
         _tell(submitted, request, asked, follows, as_json)
-        return follow_submitted(connection, submitted, as_json) if follows else ExitCode.DONE
+        if max_new_tokens is not None:
+            say_cut(connection, request, model)
+        if follows:
+            return follow_submitted(connection, submitted, as_json, wait)
+        say_unserved(connection, submitted)
+    return ExitCode.DONE
 
 
 def _prompt(

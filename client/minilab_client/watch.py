@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from minilab_client import parameters
-from minilab_client.output import flush, require_reader, say, write
+from minilab_client.output import flush, require_reader, say, write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 
 if TYPE_CHECKING:
@@ -23,6 +23,10 @@ _SHORTEST, _LONGEST = 0.1, 3600.0
 """Seconds between two looks: no less than an eye can follow, no more than anybody waits."""
 
 
+_LINES_OF_JSON = 50
+"""Height of the screen on which the jobs that JSON shows would find room; the figures are of all."""
+
+
 def _check_interval(_ctx: click.Context, _option: click.Parameter, seconds: float) -> float:
     if not _SHORTEST <= seconds <= _LONGEST:
         raise click.BadParameter(f"must be from {_SHORTEST} to {_LONGEST:.0f}, got {seconds:g}")
@@ -30,7 +34,7 @@ def _check_interval(_ctx: click.Context, _option: click.Parameter, seconds: floa
 
 
 @click.command(
-    epilog="\b\nExamples:\n  minilab-client watch --interval 0.5\n  minilab-client watch --once",
+    epilog="\b\nExamples:\n  minilab-client watch --interval 0.5\n  minilab-client watch --once --json",
 )
 @click.option(
     "--interval",
@@ -42,9 +46,10 @@ def _check_interval(_ctx: click.Context, _option: click.Parameter, seconds: floa
 )
 @click.option("--model", type=parameters.model_name, metavar="NAME", help="Only this model. Default: all.")
 @click.option("--once", is_flag=True, help="Look once, print what is seen, and end.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look, with a screenful of jobs.")
 @redis_url_option
 @pass_settings
-def watch(settings: ClientSettings, interval: float, model: str | None, once: bool) -> None:
+def watch(settings: ClientSettings, interval: float, model: str | None, once: bool, as_json: bool) -> None:
     """Watch what waits, who works, how fast, what is written and how it ends; q or Ctrl-C leaves.
 
     Where stdout is no terminal: one line of figures for each look.
@@ -58,45 +63,41 @@ def watch(settings: ClientSettings, interval: float, model: str | None, once: bo
     with settings.connect() as connection:
         gatherer = Gatherer(connection, model)
         if once:
-            _show_once(gatherer, title)
+            _show_once(gatherer, title, as_json=as_json)
             return
         connection.set_retry(Retry(NoBackoff(), 0))  # the next look is the next try, and meanwhile an outage is shown
-        if _has_screen():
+        if _has_screen() and not as_json:
             from minilab_client.watching import live  # rich is slow to import, and a screen needs a Unix
 
             live.show(gatherer, interval, title)
         else:
-            _show_lines(gatherer, interval)
+            _show_lines(gatherer, interval, as_json=as_json)
 
 
 def _has_screen() -> bool:
     return sys.stdout.isatty() and os.environ.get("TERM", "") not in ("", "dumb", "unknown") and sys.platform != "win32"
 
 
-def _show_once(gatherer: Gatherer, title: str) -> None:
+def _show_once(gatherer: Gatherer, title: str, *, as_json: bool) -> None:
     from rich.console import Console  # slow to import, and no other command needs it
 
     from minilab_client.watching.drawing import View
-    from minilab_client.watching.figures import line
     from minilab_client.watching.room import Room
 
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
-    if console.is_terminal:
+    if console.is_terminal and not as_json:
         console.print(View(gatherer.look(Room(console.height)), title))
     else:
-        write(line(gatherer.look(Room(height=1))) + "\n")
+        _write_look(gatherer, as_json=as_json)
 
 
-def _show_lines(gatherer: Gatherer, interval: float) -> None:
+def _show_lines(gatherer: Gatherer, interval: float, *, as_json: bool) -> None:
     import redis
-
-    from minilab_client.watching.figures import line
-    from minilab_client.watching.room import Room
 
     is_away = False
     while True:
         try:
-            write(line(gatherer.look(Room(height=1))) + "\n")
+            _write_look(gatherer, as_json=as_json)
         except (redis.ConnectionError, redis.TimeoutError) as error:
             if not is_away:
                 say(f"Redis is away, asking again: {error}")
@@ -107,6 +108,16 @@ def _show_lines(gatherer: Gatherer, interval: float) -> None:
             is_away = False
         flush()
         _pause(interval)
+
+
+def _write_look(gatherer: Gatherer, *, as_json: bool) -> None:
+    from minilab_client.watching.figures import figures, line
+    from minilab_client.watching.room import Room
+
+    if as_json:
+        write_json(figures(gatherer.look(Room(height=_LINES_OF_JSON))))
+    else:
+        write(line(gatherer.look(Room(height=1))) + "\n")
 
 
 def _pause(seconds: float) -> None:

@@ -277,8 +277,8 @@ class _Patience:
         mode = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"mode")
         if mode == b"cluster":
             raise RedisUnavailableError(
-                f"Redis Cluster is not supported, and {self._shown} is one: jobs and streams need a single server; set "
-                "MINILAB_REDIS_URL to a Redis with cluster-enabled no (unset, a private one is started)"
+                f"Redis Cluster is not supported, and {self._shown} is one; set MINILAB_REDIS_URL to a single Redis or "
+                "Valkey, or to one behind Sentinels (unset, a private one is started)"
             )
         if mode == b"sentinel":
             raise RedisUnavailableError(

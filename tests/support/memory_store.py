@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
@@ -51,7 +51,7 @@ class MemoryJobStore:
         """Calls of :meth:`finish` that came through."""
 
     @contextmanager
-    def away(self) -> object:  # type: ignore[misc]
+    def away(self) -> Iterator[None]:
         """While entered, the store is unavailable."""
         self._is_away = True
         try:

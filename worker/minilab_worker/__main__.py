@@ -6,7 +6,7 @@ from minilab_gen.startup import Loading
 def main() -> None:
     """Run the program."""
     with Loading():
-        from minilab_worker.cli import main as program  # click and redis-py are loaded with it
+        from minilab_worker.cli import main as program
 
     program()
 

@@ -6,7 +6,6 @@ It must not know any detail of serving: it uses what users use.
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import shutil
 import signal
@@ -28,6 +27,7 @@ from minilab_gen.protocol import embedded
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.jobs import workers_alive
 from minilab_gen.protocol.keys import DEFAULT_MODEL, queue_name
+from minilab_worker.extra import check_extra
 
 _PROMPT: Final = "Phileas Fogg"
 _JOBS: Final[tuple[tuple[str, dict[str, float]], ...]] = (
@@ -37,9 +37,6 @@ _JOBS: Final[tuple[tuple[str, dict[str, float]], ...]] = (
 _TOKENS: Final = 60
 _READING_PAUSE: Final = 0.03  # seconds a token: the model is faster than the eye
 _STOP_SECONDS: Final = 10.0  # for the worker to exit; what it might lose goes with its Redis
-_NEEDED: Final = ("torch", "safetensors")
-"""Modules that only a worker has. Looked for first: without them there is no private Redis either, and its advice would
-be half of what is needed."""
 
 
 class _StopSignals:
@@ -150,9 +147,7 @@ def demo() -> None:
 
     It starts a private Redis and a worker of its own, which know nothing of those that you may have.
     """
-    for name in _NEEDED:
-        if importlib.util.find_spec(name) is None:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+    check_extra()  # before there is a private Redis to miss, whose advice would be half of what is needed
     try:
         with _StopSignals() as signals, _environment():
             _show(signals)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
 import redis
 
-from minilab_gen.errors import CardError, RequestError
+from minilab_gen.errors import CardError, RequestError, UnknownModelError
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.cards import ModelCard, announced_card
+from minilab_gen.protocol.cards import ModelCard, announced_card, digest, read_card
+from minilab_gen.protocol.clearing import count_waiting
 from minilab_gen.protocol.jobs import workers_alive
-from minilab_gen.tokenizer import BASE_CHECKPOINT
+from minilab_gen.protocol.vocabulary import jobs_beyond
+from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer
 
 _log = logging.getLogger(__name__)
 
@@ -22,14 +25,57 @@ _LONGEST_NAME: Final = 64
 
 
 def default_name(folder: Path) -> str:
-    """The name of a checkpoint's folder with ``-`` for what a name must not hold; ``base`` for the shipped model."""
+    """The name of a checkpoint's folder with ``-`` for what a name must not hold; ``base`` for the shipped model.
+
+    A folder that is called as on the Hub, such as ``Llama-3.2-1B``, keeps its name, so that clients can ask for it.
+    """
     place = folder.resolve()
     if place == BASE_CHECKPOINT.resolve():
         return keys.DEFAULT_MODEL
-    name = re.sub(r"[^A-Za-z0-9_-]+", "-", place.name)[:_LONGEST_NAME].strip("-")
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", place.name)[:_LONGEST_NAME].strip("-.")
+    name = re.sub(rf"\.({'|'.join(keys.PRIORITIES)})$", r"-\1", name)  # which a name must not end with
     if not name:
         raise RequestError(f"the folder {place} gives no name to announce its model under; choose one with --name")
     return name
+
+
+def check_waiting(connection: redis.Redis, queues: Iterable[str], tokenizer: Tokenizer) -> None:
+    """See that no jobs wait in these queues whose ids mean another text to this tokenizer.
+
+    Jobs do not say for which tokenizer they were made, but the model's last card does: RequestError. Where it has
+    expired, ids that are not known here are warned of.
+    """
+    models = dict.fromkeys(parts[0] for queue in queues if (parts := keys.queue_parts(queue)))
+    for model in models:
+        waiting = count_waiting(connection, model)
+        if waiting and _last_tokenizer(connection, model) not in (None, digest(tokenizer.to_json())):
+            raise RequestError(
+                f"{_jobs(waiting)} for {model} and {'was' if waiting == 1 else 'were'} made for a model with another "
+                "tokenizer, so that the ids mean another text here; serve that model's folder, or give this one a "
+                f"--name of its own, or cancel them: minilab-client cancel --all-queued --model {model}"
+            )
+        for queue in keys.queue_names(model):
+            if foreign := jobs_beyond(connection, queue, tokenizer.vocab_size):
+                _log.warning(
+                    "%s in %s with ids beyond the %d that this model knows: made for another model, it will fail; "
+                    "cancel it before that: minilab-client cancel %s",
+                    _jobs(len(foreign)),
+                    queue,
+                    tokenizer.vocab_size,
+                    " ".join(foreign),
+                )
+
+
+def _jobs(count: int) -> str:
+    return f"{count} job{' waits' if count == 1 else 's wait'}"
+
+
+def _last_tokenizer(connection: redis.Redis, model: str) -> str | None:
+    """The hash of the tokenizer with which clients made a model's jobs; None where it is not known."""
+    try:
+        return read_card(connection, model).tokenizer
+    except (CardError, UnknownModelError):
+        return None
 
 
 def check_namesakes(connection: redis.Redis, card: ModelCard) -> None:

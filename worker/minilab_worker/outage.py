@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import time
 from typing import Final
 
 import redis
 
 from minilab_gen.errors import RedisUnavailableError
+from minilab_gen.protocol import keys
 from minilab_gen.protocol.outage import Outage
 from minilab_gen.protocol.refusals import refusal, refuses_writes
 
@@ -45,6 +47,29 @@ class RedisOutage(Outage):
         lasted = self.succeeded()
         if lasted is not None:
             _log.warning("Redis is back after %.1f s, %s go on", lasted, self.what_waits)
+
+
+def wait_for_writes(connection: redis.Redis) -> None:
+    """Return once Redis takes a write. Raises RedisUnavailableError when it has refused all of them for too long."""
+    outage = Outage(REDIS_LIMIT, FIRST_PAUSE, LONGEST_PAUSE)
+    while error := _refusal_of_writes(connection):
+        why, begins = "; ".join(refusal(error, connection)), outage.failed()
+        if outage.is_too_long():
+            raise RedisUnavailableError(f"{why} (given up after {outage.limit:.0f} s)") from error
+        if begins:
+            _log.warning("waiting up to %.0f s for a Redis that takes writes: %s", outage.limit, why)
+        time.sleep(outage.next_pause())
+
+
+def _refusal_of_writes(connection: redis.Redis) -> redis.ResponseError | None:
+    """With what Redis refuses any write. Asked without one: there is no such stream, and it shall not be made."""
+    try:
+        connection.xadd(keys.token_stream("start"), {"id": "1"}, nomkstream=True)
+    except redis.ResponseError as error:
+        if not refuses_writes(error):
+            raise
+        return error
+    return None
 
 
 def _reason(error: redis.RedisError) -> str:

@@ -25,7 +25,7 @@ class _RedisGroup(click.Group):
         try:
             return super().invoke(ctx)
         except RedisUnavailableError as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"error: {error}", err=True)
             ctx.exit(NO_REDIS)
 
 
@@ -37,7 +37,7 @@ def redis_group() -> None:
     """
     if address := redis_url():
         shown = masked_url(address)
-        click.echo(f"Note: MINILAB_REDIS_URL is set, so worker and client use {shown}, not this server.", err=True)
+        click.echo(f"note: MINILAB_REDIS_URL is set, so worker and client use {shown}, not this server.", err=True)
 
 
 @redis_group.command()

@@ -17,10 +17,12 @@ from minilab_client.batch.run import Batch
 from minilab_client.batch.tally import Tally
 from minilab_client.batch.waiting import WaitingNotes
 from minilab_client.exit_codes import ExitCode
-from minilab_client.output import say
+from minilab_client.output import flush, say, write_json
 
 
-def answer(files: BatchFiles, model: AskedModel, flights: Flights, notes: WaitingNotes, *, quiet: bool) -> ExitCode:
+def answer(
+    files: BatchFiles, model: AskedModel, flights: Flights, notes: WaitingNotes, *, quiet: bool, as_json: bool
+) -> ExitCode:
     """Answer the lines; the exit code for what became of them."""
     began, tally = time.monotonic(), Tally()
     try:
@@ -33,12 +35,23 @@ def answer(files: BatchFiles, model: AskedModel, flights: Flights, notes: Waitin
     except KeyboardInterrupt:
         say(f"interrupted: {tally.with_answer:,} lines have an answer; {flights.submitted} jobs go on in the queue")
         say("the same command fetches what they answer and does the rest")
+        if as_json:
+            _write_tally(files, tally, began, interrupted=True)
+            flush()
         raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
-    if tally.without_answer or not quiet:
+    if as_json:
+        _write_tally(files, tally, began, interrupted=False)
+    elif tally.without_answer or not quiet:
         say(tally.summary(files.errors.name, time.monotonic() - began))
     if tally.refused and tally.refused == tally.done:
         return ExitCode.REFUSED
     return ExitCode.FAILED if tally.without_answer else ExitCode.DONE
+
+
+def _write_tally(files: BatchFiles, tally: Tally, began: float, *, interrupted: bool) -> None:
+    counts = {name: getattr(tally, name) for name in ("total", "kept", "answered", "failed", "refused", "tokens")}
+    named = {"output": str(files.output), "errors": str(files.errors) if tally.without_answer else None}
+    write_json({**counts, "seconds": round(time.monotonic() - began, 3), **named, "interrupted": interrupted})
 
 
 def _say_other_models(output: OutputFile, model: AskedModel) -> None:

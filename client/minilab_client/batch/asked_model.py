@@ -48,8 +48,7 @@ class AskedModel:
 
     def stop_id_of(self, text: str) -> int | None:
         """The one token that is exactly this text, or the special token of this name; None where there is none."""
-        ids = self.tokenizer.encode(text, bare=True)
-        if len(ids) != 1:
-            return None
-        is_it = self.tokenizer.token_bytes(ids[0]) == text.encode() or self.tokenizer.token_id(text) == ids[0]
-        return ids[0] if is_it else None
+        named = self.tokenizer.token_id(text)
+        if named is not None and self.tokenizer.is_special(named):
+            return named
+        return self.tokenizer.id_of_text(text)

@@ -50,6 +50,7 @@ for each that runs, so that it never waits for a look at those that have ended."
 @priority_option("low")
 @model_option
 @max_queued_option("Wait while N or more jobs are in the queue. Default: no bound but --in-flight.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end: how many lines, of each kind.")
 @click.option("--quiet", "-q", is_flag=True, help="Say only what goes wrong.")
 @redis_url_option
 @pass_settings
@@ -64,6 +65,7 @@ def batch(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
     model: str,
     max_queued: int | None,
     quiet: bool,
+    as_json: bool,
 ) -> ExitCode:
     """Answer every line of IN, a JSONL file, or of standard input where IN is -.
 
@@ -87,4 +89,4 @@ def batch(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
         asked = AskedModel.read(connection, model)
         flights = Flights(connection, submission, asked.card.fingerprint, in_flight)
         notes = WaitingNotes(connection, keys.queue_name(model, priority), quiet=quiet)
-        return answer(files, asked, flights, notes, quiet=quiet)
+        return answer(files, asked, flights, notes, quiet=quiet, as_json=as_json)

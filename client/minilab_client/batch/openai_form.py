@@ -13,6 +13,7 @@ from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import Asked, Line, is_whole
 from minilab_client.batch.stop_texts import cut
 from minilab_gen.errors import RequestError
+from minilab_gen.protocol import keys
 from minilab_gen.protocol.results import Answer
 from minilab_gen.request import shown
 
@@ -75,7 +76,7 @@ def read(fields: dict[str, Any], model: AskedModel) -> Asked:
 
 def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[str, Any]:
     """What is written about the line: OpenAI's fields, and of ours ``token_ids`` and ``seed``."""
-    kept = cut(given, line.stop_texts, model.tokenizer)
+    kept = cut(given, line.stop_texts, model.tokenizer, line.request.prompt)
     prompt_tokens, tokens = given.end.prompt_tokens, len(kept.ids)
     choice = {
         "index": 0,
@@ -123,7 +124,8 @@ def _refuse_what_we_lack(body: dict[str, Any], model: AskedModel) -> None:
         if value is not None and not any(_is_same(value, off) for off in _OFF[name]):
             off = " or ".join(map(json.dumps, (*_OFF[name], None)))
             raise RequestError(f"{name} is not offered here and must be {off}, got {shown(value)}")
-    if body.get("model") not in (None, model.card.name):
+    asked = body.get("model")
+    if asked is not None and (not isinstance(asked, str) or keys.without_owner(asked) != model.card.name):
         raise RequestError(f"model must be {model.card.name}, which --model names, got {shown(body['model'])}")
 
 

@@ -10,6 +10,8 @@ import redis
 from minilab_client.batch.flights import Flights
 from minilab_client.batch.outages import through_outages
 from minilab_client.output import say
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.cards import start_command
 from minilab_gen.protocol.jobs import workers_alive
 
 QUIET_SECONDS: Final = 5.0
@@ -36,7 +38,8 @@ class WaitingNotes:
 
     def _reason(self, flights: Flights) -> str | None:
         if not workers_alive(self._connection, self._queue):
-            return f"no worker serves the queue {self._queue}; start one in another terminal: minilab-worker"
+            model, _ = keys.queue_parts(self._queue) or (keys.DEFAULT_MODEL, "normal")
+            return f"no worker serves the queue {self._queue}; start one in another terminal: {start_command(model)}"
         if flights.is_held_back:
             return "the queue holds as many jobs as --max-queued allows, or more"
         return None

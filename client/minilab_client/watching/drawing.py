@@ -11,8 +11,9 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
+from minilab_client.times import span
 from minilab_client.watching.cropped import Cropped
-from minilab_client.watching.figures import clock, number, span
+from minilab_client.watching.figures import clock, number
 from minilab_client.watching.plot import CELLS, columns, plot
 from minilab_client.watching.room import Room, Rows
 from minilab_client.watching.snapshot import WINDOW, ModelLine, RunningJob, Snapshot, Speed, WorkerLine

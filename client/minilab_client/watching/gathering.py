@@ -43,7 +43,7 @@ class Gatherer:
         up = {line.name for line in workforce.lines if line.alive}
         running = self._running.read(answers, up.__contains__)
         ended = self._ended.read(answers)
-        queued = {name.split(".")[1] for name in self._queues}
+        queued = {parts[0] for name in self._queues if (parts := keys.queue_parts(name))}
         idle = {line.model for line in workforce.lines} - queued - {""}
         models = {name: ModelLine(name) for name in idle} | found.models
         return Snapshot(

@@ -24,6 +24,7 @@ def lease_file_option(*, required: bool = False) -> Callable[..., Any]:
         "--lease-file",
         type=click.Path(path_type=Path),
         envvar="MINILAB_LEASE_FILE",
+        show_envvar=True,
         required=required,
         help="File in which `minilab-worker health` finds the worker's name.",
     )
@@ -41,7 +42,9 @@ def write_name(lease_file: Path | None, worker: str) -> None:
 
 @click.command()
 @lease_file_option(required=True)
-@click.option("--redis-url", envvar="MINILAB_REDIS_URL", help="The Redis that the worker serves from.")
+@click.option(
+    "--redis-url", envvar="MINILAB_REDIS_URL", show_envvar=True, help="The Redis that the worker serves from."
+)
 def health(lease_file: Path, redis_url: str | None) -> None:
     """Say whether the worker with this lease file serves.
 
