@@ -49,14 +49,26 @@ class StreamDecoder(Protocol):
 
 
 class ByteDecoder:
-    """The decoder of byte-level tokens: holds back the bytes of a character until it is whole."""
+    """The decoder of byte-level tokens: holds back the bytes of a character until it is whole.
 
-    def __init__(self, bytes_of: Callable[[int], bytes]) -> None:
-        self._bytes_of = bytes_of
+    ``whole`` keeps the text of each token met so far that consists of whole characters; many decoders may share it. A
+    decoder that holds back nothing makes the same text of such a token, and holds back nothing afterwards.
+    """
+
+    def __init__(self, bytes_of: Callable[[int], bytes], whole: dict[int, str]) -> None:
+        self._bytes_of, self._whole = bytes_of, whole
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._holds_back = False
 
     def push(self, token_id: int) -> str:
-        return self._decoder.decode(self._bytes_of(token_id))
+        if not self._holds_back and (known := self._whole.get(token_id)) is not None:
+            return known
+        began_whole = not self._holds_back
+        text = self._decoder.decode(self._bytes_of(token_id))
+        self._holds_back = bool(self._decoder.getstate()[0])
+        if began_whole and not self._holds_back:
+            self._whole[token_id] = text
+        return text
 
     def flush(self) -> str:
         return self._decoder.decode(b"", final=True)

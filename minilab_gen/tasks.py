@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from concurrent.futures import Future, wait
@@ -19,11 +20,11 @@ from rq.timeouts import JobTimeoutException
 from minilab_gen.errors import JobCancelledError, JobTimeoutError, MiniLabError, StreamError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import has_expired
-from minilab_gen.protocol.events import EndEvent, EndReason, Event, TokenEvent
+from minilab_gen.protocol.events import EndReason, Event
 from minilab_gen.protocol.jobs import seconds_to_run
 from minilab_gen.protocol.streams import publish, published_tokens
+from minilab_gen.protocol.transcript import Transcript
 from minilab_gen.request import GenerationRequest
-from minilab_gen.stream_decoder import StreamDecoder
 from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
 
 MODEL_VARIABLE = "MINILAB_CHECKPOINT"
@@ -81,23 +82,20 @@ def generate(request: dict[str, Any]) -> dict[str, Any]:
     job = get_current_job()
     if job is None:
         raise MiniLabError("generate must be called by an RQ worker, got no current job")
-    return _Run(job, request).to_the_end()
+    return _Task(job, request).run()
 
 
-class _Run:
+class _Task:
     """One job in an ordinary RQ worker."""
 
     def __init__(self, job: Job, payload: dict[str, Any]) -> None:
         self._job, self._payload, self._connection = job, payload, job.connection
         self._seconds = seconds_to_run(job)
         self._deadline = time.monotonic() + self._seconds - _BEFORE_THE_ALARM
-        self._decoder: StreamDecoder | None = None
-        self._ids: list[int] = []
-        self._stop_ids: tuple[int, ...] = ()
-        self._prompt: tuple[int, ...] = ()
-        self._text = ""
+        self._transcript = Transcript()
 
-    def to_the_end(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
+        """Generate to the end; whatever that is, the stream gets its terminal entry."""
         try:
             reason, stop_id = self._generate()
         except JobTimeoutException:
@@ -112,75 +110,55 @@ class _Run:
         except Exception as error:
             self._end_unfinished("error", error=str(error))
             raise
-        end = self._end(reason, stop_id=stop_id)
-        return {"ids": self._ids} | end.to_json() | {"text": self._text}
+        self._end(reason, stop_id=stop_id)
+        return self._transcript.result()
 
     def _generate(self) -> tuple[EndReason, int | None]:
         request = GenerationRequest.from_payload(self._payload)
-        self._prompt, self._stop_ids = request.prompt, request.stop_ids
+        self._transcript = Transcript(request)
         published, _ = published_tokens(self._connection, self._job.id)
         if not published and has_expired(self._job):  # one with tokens has started in time
             raise JobTimeoutError("the job waited longer than its ttl")
         model, tokenizer = _served()
         from minilab_gen.engine import Chosen, Engine, Sequence
 
-        self._decoder = tokenizer.decoder(request.prompt)
-        for token in published:
-            self._take(token.token_id)
+        self._transcript = Transcript(request, tokenizer, published)
         engine = Engine(model, 1, passes=(JobTimeoutException,))
-        engine.add(Sequence(self._job.id, request, self._ids, self._deadline))
+        engine.add(Sequence(self._job.id, request, self._transcript.ids, self._deadline))
         while engine.has_work:
             if self._connection.exists(keys.cancel_flag(self._job.id)):
                 raise JobCancelledError(f"job {self._job.id} was cancelled")
             for outcome in engine.step():
                 if isinstance(outcome, Chosen):
-                    event = TokenEvent(outcome.number, outcome.token_id, self._take(outcome.token_id))
-                    self._publish(event)
+                    self._publish(self._transcript.add(outcome.token_id))
                 elif outcome.reason == "timeout":
                     raise JobTimeoutException(f"the job ran for longer than its timeout of {self._seconds} s")
                 elif outcome.reason == "error":
                     raise MiniLabError(outcome.error or "the engine gave no reason")
                 else:
-                    return outcome.reason, self._ids[-1] if outcome.reason == "stop" else None
+                    return outcome.reason, self._transcript.ids[-1] if outcome.reason == "stop" else None
         raise AssertionError("a sequence must leave the engine with a reason")
-
-    def _take(self, token_id: int) -> str:
-        assert self._decoder is not None, "tokens come after the decoder"
-        text = "" if token_id in self._stop_ids else self._decoder.push(token_id)
-        self._ids.append(token_id)
-        self._text += text
-        return text
 
     def _end_unfinished(self, reason: EndReason, **details: Any) -> None:
         """End what was interrupted, perhaps between a token and its publication: the stream says how far it came."""
         try:
-            self._agree_with_stream()
+            self._return_to_stream()
         except JobTimeoutException:  # RQ's alarm rings once
-            self._agree_with_stream()
+            self._return_to_stream()
         self._end(reason, **details)
 
-    def _agree_with_stream(self) -> None:
-        try:
+    def _return_to_stream(self) -> None:
+        with contextlib.suppress(StreamError):  # that is why it fails; a reader is told the same
             published, _ = published_tokens(self._connection, self._job.id)
-        except StreamError:
-            return  # that is why it fails; a reader is told the same
-        self._ids, self._text = [token.token_id for token in published], "".join(token.text for token in published)
-        if self._decoder is not None:
-            self._decoder = _served()[1].decoder(self._prompt)
-            for token_id in self._ids:
-                if token_id not in self._stop_ids:
-                    self._decoder.push(token_id)
+            self._transcript.restart(published)
 
-    def _end(self, reason: EndReason, **details: Any) -> EndEvent:
+    def _end(self, reason: EndReason, **details: Any) -> None:
         """Publish the terminal entry, even if RQ's alarm rings meanwhile; to send it twice changes nothing."""
-        rest = self._decoder.flush() if self._decoder else ""
-        self._text += rest
-        end = EndEvent(reason, len(self._ids), len(self._prompt), text=rest, **details)
+        end = self._transcript.close(reason, **details)
         try:
             self._publish(end)
         except JobTimeoutException:  # which rings once
             self._publish(end)
-        return end
 
     def _publish(self, event: Event) -> None:
         publish(self._connection, [(self._job.id, event)], running_ttl=self._seconds + keys.RETENTION)

@@ -28,6 +28,7 @@ class Tokenizer:
         library.no_padding()
         self._library = library
         self._bytes: dict[int, bytes] = {}  # of the tokens met so far: a large vocabulary is mostly never spoken
+        self._whole: dict[int, str] = {}  # the text of those of them that are whole characters
         self._is_special = {place: token.special for place, token in library.get_added_tokens_decoder().items()}
         """Of the added tokens, which are special."""
         if library.decoder is None:
@@ -69,7 +70,7 @@ class Tokenizer:
     def decoder(self, prompt: Iterable[int] = ()) -> StreamDecoder:
         """A decoder for the ids of an answer to a prompt, which come one at a time."""
         if self._rules is None:
-            return ByteDecoder(self.token_bytes)
+            return ByteDecoder(self.token_bytes, self._whole)
         return PieceDecoder(self._piece, self._rules, prompt)
 
     def token_id(self, token: str) -> int | None:

@@ -13,7 +13,7 @@ import redis
 import torch
 from chaos.checkpoint import write_slow_checkpoint
 from minilab_worker.serving import ServedModel, load_served_model
-from minilab_worker.worker import Worker, WorkerSettings
+from minilab_worker.worker import MakeEngine, Worker, WorkerSettings, make_engine
 from own_service import OwnService, own_service_of
 
 from minilab_gen.checkpoint import write_checkpoint
@@ -81,9 +81,11 @@ def start_worker(server: redis.Redis, served: ServedModel) -> Iterator[Callable[
     """Start workers of the small model on the real server, in threads; all are stopped at the end."""
     with ExitStack() as stack:
 
-        def start(max_batch: int = 4, *, burst: bool = False) -> Worker:
-            settings = WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), max_batch, burst=burst)
-            worker = Worker(settings, served)
+        def start(
+            max_batch: int = 4, *, burst: bool = False, lease: int = 15, engine: MakeEngine = make_engine
+        ) -> Worker:
+            queues = tuple(keys.queue_names(keys.DEFAULT_MODEL))
+            worker = Worker(WorkerSettings(queues, max_batch, burst=burst, lease=lease), served, engine)
             thread = threading.Thread(target=worker.serve)
             thread.start()
             stack.callback(thread.join)

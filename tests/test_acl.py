@@ -17,10 +17,11 @@ import pytest
 import redis
 from click.testing import CliRunner, Result
 from minilab_client.cli import main
-from minilab_worker.ledger import Ledger
+from minilab_worker.rq import RqJobStore
 from minilab_worker.serving import ServedModel
-from minilab_worker.worker import Worker, WorkerSettings
+from minilab_worker.worker import Worker, WorkerSettings, make_engine
 from rq.command import send_stop_job_command
+from support.engines import slow_engine
 from waiting import wait_until
 
 import minilab_gen
@@ -73,9 +74,10 @@ def start(urls: Urls, served: ServedModel) -> Iterator[Callable[..., Worker]]:
     """Start workers in threads, connected as the worker's user; all are stopped at the end."""
     with ExitStack() as stack:
 
-        def start(*, grace: float = 25.0) -> Worker:
+        def start(*, grace: float = 25.0, slow: bool = False) -> Worker:
             queues = tuple(keys.queue_names(keys.DEFAULT_MODEL))
-            worker = Worker(WorkerSettings(queues, 4, redis_url=urls[WORKER], lease=LEASE, grace=grace), served)
+            settings = WorkerSettings(queues, 4, redis_url=urls[WORKER], lease=LEASE, grace=grace)
+            worker = Worker(settings, served, slow_engine if slow else make_engine)
             thread = threading.Thread(target=worker.serve)
             thread.start()
             stack.callback(thread.join)
@@ -197,8 +199,7 @@ def test_the_clients_user_ends_jobs_that_no_worker_will(
 def test_the_clients_user_cancels_a_running_job(
     server: redis.Redis, urls: Urls, start: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker = start()
-    slow_down(worker)
+    start(slow=True)
     job_id = enqueue(server, LONG, Submission())
     wait_until(lambda: stream_length(server, job_id)[0])
     monkeypatch.setenv("MINILAB_REDIS_URL", urls[CLIENT])
@@ -281,28 +282,21 @@ def test_the_workers_user_cannot_cancel(urls: Urls) -> None:
         connection.set(keys.cancel_flag("a"), 1)
 
 
-def slow_down(worker: Worker) -> None:
-    """Let each step take a few milliseconds, so that a test can act in the middle of a job."""
-    engine = worker._loop._engine
-    step = engine.step
-
-    def slow_step() -> Any:
-        threading.Event().wait(0.01)
-        return step()
-
-    engine.step = slow_step  # type: ignore[method-assign]
-
-
 def dies_with_a_job(urls: Urls, server: redis.Redis, served: ServedModel) -> None:
     """What stays of a worker that was killed after two tokens."""
-    ledger = Ledger(connect(urls[WORKER]), keys.queue_names(keys.DEFAULT_MODEL), LEASE, served.card.fingerprint)
-    ledger.open()
-    (claim,) = ledger.claim(1, 0)
+    connection = connect(urls[WORKER])
+    store = RqJobStore(connection, keys.queue_names(keys.DEFAULT_MODEL), LEASE, served.card.fingerprint)
+    store.open(ignore)
+    (claim,) = store.claim(1, 0)
     tokens = [TokenEvent(n, token_id, "") for n, token_id in enumerate(reference_ids(served, LONG)[:2], start=1)]
-    publish(ledger.connection, [(claim.job.id, token) for token in tokens], running_ttl=600)
-    ledger.unsubscribe()  # type: ignore[no-untyped-call]
-    ledger.connection.close()
-    server.delete(keys.worker_lease(ledger.name))
+    publish(connection, [(claim.job.job_id, token) for token in tokens], running_ttl=600)
+    store.close()
+    requeue_is_due = {claim.job.worker} - store.alive({claim.job.worker})
+    assert requeue_is_due, "its lease is gone, and its job is still started"
+
+
+def ignore(job_id: str) -> None:
+    """No job is stopped here."""
 
 
 def test_a_worker_takes_over_as_the_workers_user(
@@ -314,7 +308,7 @@ def test_a_worker_takes_over_as_the_workers_user(
     worker = start()
 
     wait_until(lambda: worker.done)
-    assert worker.tally.taken_over == 1
+    assert worker.counters.taken_over == 1
     assert ids_of(list(minilab_gen.tail(job_id))) == reference_ids(served, LONG)
     assert denials(server) == []
 
@@ -344,8 +338,7 @@ def test_a_worker_ends_every_kind_of_job_as_the_workers_user(
 def test_a_worker_gives_back_what_it_cannot_finish_as_the_workers_user(
     server: redis.Redis, urls: Urls, start: Callable[..., Worker]
 ) -> None:
-    worker = start(grace=0)
-    slow_down(worker)
+    worker = start(grace=0, slow=True)
     job_id = enqueue(server, LONG, Submission())
     wait_until(lambda: stream_length(server, job_id)[0])
 
@@ -359,8 +352,7 @@ def test_a_worker_gives_back_what_it_cannot_finish_as_the_workers_user(
 def test_rqs_stop_command_reaches_a_worker_of_the_workers_user(
     server: redis.Redis, urls: Urls, start: Callable[..., Worker]
 ) -> None:
-    worker = start()
-    slow_down(worker)
+    worker = start(slow=True)
     job_id = enqueue(server, LONG, Submission())
     wait_until(lambda: stream_length(server, job_id)[0])
 

@@ -14,6 +14,7 @@ from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
 from rq import Queue, scripts
 from rq.serializers import JSONSerializer
+from support.engines import slow_engine
 from waiting import wait_until
 
 import minilab_gen
@@ -52,18 +53,6 @@ def finished(job_id: str) -> JobResult:
 
 async def read_async(job_id: str, after: int = 0) -> list[Event]:
     return [event async for event in minilab_gen.tail_async(job_id, after)]
-
-
-def slow_down(worker: Worker) -> None:
-    """Make each step take a few milliseconds, so that a test can act in the middle of a job."""
-    engine = worker._loop._engine
-    step = engine.step
-
-    def slow_step() -> Any:
-        time.sleep(0.01)
-        return step()
-
-    engine.step = slow_step  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -167,7 +156,7 @@ def test_the_models_own_stop_ids_are_taken_where_none_are_given(server: redis.Re
 
 
 def test_a_running_job_is_cancelled_and_keeps_its_tokens(server: redis.Redis, start_worker: StartWorker) -> None:
-    slow_down(start_worker())
+    start_worker(engine=slow_engine)
     job_id = minilab_gen.submit([5, 6], max_new_tokens=60, stop_ids=())
     assert minilab_gen.result(job_id) is None
     events = minilab_gen.tail(job_id)

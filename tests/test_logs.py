@@ -15,7 +15,7 @@ import pytest
 import redis
 from chaos.fleet import LEASE
 from chaos.server import BINARY
-from minilab_worker.logs import JsonLines, TextLines
+from minilab_worker.telemetry.logs import JsonLines, TextLines
 from own_service import LIMIT, OwnService
 from rq import Repeat, Retry
 from waiting import wait_until
@@ -67,8 +67,8 @@ def test_a_quiet_worker_tells_its_start_and_its_end_and_no_job(server: redis.Red
     said = "\n".join(burst())
 
     assert "job-number" not in said
-    assert " serves minilab.base.high, minilab.base, minilab.base.low, 4 places" in said
-    assert " has left: 6 jobs ended, 0 given back" in said
+    assert " serves minilab.base.high, minilab.base, minilab.base.low, 4 slots" in said
+    assert " exits: 6 jobs ended, 0 requeued" in said
 
 
 def test_a_verbose_worker_tells_of_each_job_when_it_starts_and_how_it_ends(server: redis.Redis, burst: Any) -> None:
@@ -171,7 +171,7 @@ def test_a_takeover_names_the_job_and_the_worker_that_is_gone(own_service: OwnSe
 
 
 @needs_redis
-def test_a_job_that_is_given_back_has_a_line(own_service: OwnService) -> None:
+def test_a_job_that_is_returned_has_a_line(own_service: OwnService) -> None:
     worker = own_service.fleet.start_and_wait("--grace", "0", "--log-format", "json")
     job_id = own_service.submit()
     own_service.wait_for_token(job_id, 5)
@@ -181,14 +181,14 @@ def test_a_job_that_is_given_back_has_a_line(own_service: OwnService) -> None:
 
     messages = [line["message"] for line in of_job(worker.said.splitlines(), job_id)]
     tokens = own_service.tokens(job_id)
-    assert f"{job_id}: given back after token {tokens}" in messages
-    assert " has left: 0 jobs ended, 1 given back" in worker.said
+    assert f"{job_id}: returned after token {tokens}" in messages
+    assert " exits: 0 jobs ended, 1 requeued" in worker.said
 
 
 def test_every_line_about_a_job_gives_its_id_as_a_field_too() -> None:
     calls = [
         call
-        for file in (Path(__file__).parent.parent / "worker" / "minilab_worker").glob("*.py")
+        for file in (Path(__file__).parent.parent / "worker" / "minilab_worker").rglob("*.py")
         for call in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if isinstance(call, ast.Call) and ast.unparse(call.func).startswith("_log.")
     ]

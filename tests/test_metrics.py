@@ -14,9 +14,9 @@ import pytest
 import redis
 from chaos.fleet import WorkerProcess
 from chaos.server import BINARY
-from minilab_worker.metrics import QueueDepths, WorkerMetrics
-from minilab_worker.metrics_server import MetricsServer
 from minilab_worker.serving import ServedModel
+from minilab_worker.telemetry.metrics import QueueDepths, WorkerMetrics
+from minilab_worker.telemetry.metrics_server import MetricsServer
 from minilab_worker.worker import Worker, WorkerSettings
 from own_service import LIMIT, LONG, OwnService
 from prometheus_client.metrics_core import Metric
@@ -99,7 +99,7 @@ def test_jobs_and_tokens_are_counted_by_what_became_of_them(
     assert seen["minilab_time_to_first_token_seconds_count"] == 3
     assert seen["minilab_token_gap_seconds_count"] == 28 - 3
     assert seen["minilab_queue_wait_seconds_count"] == 5
-    assert (seen["minilab_places"], seen["minilab_places_used"], seen["minilab_redis_up"]) == (4, 0, 1)
+    assert (seen["minilab_slots"], seen["minilab_slots_used"], seen["minilab_redis_up"]) == (4, 0, 1)
 
 
 def test_a_bucket_holds_all_values_up_to_its_bound(

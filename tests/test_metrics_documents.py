@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from minilab_worker.metrics import WorkerMetrics
-from minilab_worker.metrics_server import MetricsServer
 from minilab_worker.serving import ServedModel
+from minilab_worker.telemetry.metrics import WorkerMetrics
+from minilab_worker.telemetry.metrics_server import MetricsServer
 from minilab_worker.worker import Worker, WorkerSettings
 from prometheus_client.metrics_core import Metric
 from prometheus_client.parser import text_string_to_metric_families

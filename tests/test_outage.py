@@ -22,8 +22,8 @@ from minilab_gen.request import GenerationRequest, SamplingSettings
 pytestmark = pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
 
 _IMPATIENT = """
-from minilab_worker import patience
-patience.REDIS_PATIENCE = 1.0
+from minilab_worker import outage
+outage.REDIS_LIMIT = 1.0
 from minilab_worker.cli import main
 main()
 """

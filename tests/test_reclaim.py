@@ -9,19 +9,21 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import pytest
 import redis
 from chaos.proxy import Proxy
-from minilab_worker import claims, patience
-from minilab_worker.holdings import Holding, Holdings
+from minilab_worker import job_store, outage
+from minilab_worker.job_store import StartedJob
+from minilab_worker.rq.completions import Completions
+from minilab_worker.rq.started_jobs import StartedJobs
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker, WorkerSettings
 from rq import Callback, Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 from rq.webhook import Webhook
+from support.engines import broken_engine, slow_engine
 from waiting import wait_until
 
 from minilab_gen.errors import RedisUnavailableError
@@ -46,8 +48,7 @@ def start(server: redis.Redis, served: ServedModel, proxy: Proxy) -> Iterator[St
 
         def start(url: str | None = None, served: ServedModel = served) -> Worker:
             queues = tuple(keys.queue_names(keys.DEFAULT_MODEL))
-            worker = Worker(WorkerSettings(queues, 4, redis_url=url, lease=LEASE), served)
-            slow_down(worker)
+            worker = Worker(WorkerSettings(queues, 4, redis_url=url, lease=LEASE), served, slow_engine)
             thread = threading.Thread(target=worker.serve)
             thread.start()
             stack.callback(thread.join)
@@ -55,17 +56,6 @@ def start(server: redis.Redis, served: ServedModel, proxy: Proxy) -> Iterator[St
             return worker
 
         yield start
-
-
-def slow_down(worker: Worker) -> None:
-    engine = worker._loop._engine
-    step = engine.step
-
-    def slow_step() -> Any:
-        threading.Event().wait(0.005)
-        return step()
-
-    engine.step = slow_step  # type: ignore[method-assign]
 
 
 @pytest.fixture
@@ -89,9 +79,13 @@ def results(connection: redis.Redis, job_id: str) -> int:
     return len(Job.fetch(job_id, connection, serializer=JSONSerializer).results())
 
 
-def only_holding(connection: redis.Redis) -> Holding:
-    (holding,) = Holdings(connection, [queue_of(connection)]).all()
-    return holding
+def started_jobs(connection: redis.Redis) -> StartedJobs:
+    return StartedJobs(connection, [queue_of(connection)])
+
+
+def only_started(connection: redis.Redis) -> StartedJob:
+    (job,) = started_jobs(connection).all()
+    return job
 
 
 def assert_answered_once(connection: redis.Redis, served: ServedModel, job_id: str) -> None:
@@ -112,8 +106,8 @@ def assert_answered_of(connection: redis.Redis, served: ServedModel, job_id: str
 
 @pytest.mark.parametrize(
     "words",
-    [b"LMOVE\r\n$21\r\nrq:queue:minilab.base\r\n", b"LREM", b"NOMKSTREAM", b"EVAL", b"successful_job_count"],
-    ids=["claim", "start", "token", "end", "record"],
+    [b"rq:queue:minilab.base:intermediate", b"\r\nnext\r\n", b"\r\nend\r\n", b"\r\nfinished\r\n"],
+    ids=["claim", "token", "end", "record"],
 )
 def test_an_answer_that_gets_lost_changes_nothing(
     server: redis.Redis, served: ServedModel, start: StartWorker, proxy: Proxy, words: bytes
@@ -134,7 +128,7 @@ def test_a_lost_answer_to_the_record_of_a_failure_does_not_record_it_twice(
     server: redis.Redis, start: StartWorker, proxy: Proxy
 ) -> None:
     start(proxy.url)
-    proxy.lose_the_answer_to(b"failed_job_count")
+    proxy.lose_the_answer_to(b"\r\nfailed\r\n")
 
     job_id = queue_of(server).enqueue_call(keys.TASK, args=({"prompt": []},)).id
 
@@ -174,7 +168,7 @@ def test_a_worker_that_claims_its_own_lost_job_again_goes_on(
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
 
-    assert Holdings(server, [queue_of(server)]).put_back(only_holding(server), if_dead=False)
+    assert started_jobs(server).requeue(only_started(server), if_expired=False)
 
     assert_answered_once(server, served, job_id)
 
@@ -185,16 +179,16 @@ def test_an_idle_worker_outlives_the_loss_of_its_last_job(
     worker = start()
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
-    holding = only_holding(server)
-    assert Holdings(server, [queue_of(server)]).put_back(holding, if_dead=False)
+    job = only_started(server)
+    assert started_jobs(server).requeue(job, if_expired=False)
     server.lrem(queue_of(server).key, 1, job_id)  # as if another worker had claimed it
-    worker._loop.doubt()
+    worker.recheck_ownership()
 
-    wait_until(lambda: not worker._loop._runs)
+    wait_until(lambda: worker.used == 0)
     other = enqueue(server, JOB, Submission())
 
     wait_until(lambda: status(server, other) == "finished")
-    assert worker._loop.failure is None
+    assert worker.is_serving
 
 
 def test_a_worker_that_lost_a_job_cannot_end_it(server: redis.Redis, start: StartWorker) -> None:
@@ -202,22 +196,22 @@ def test_a_worker_that_lost_a_job_cannot_end_it(server: redis.Redis, start: Star
     worker = start()
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
-    holding = only_holding(server)
-    server.zrem(f"rq:executions:{job_id}", holding.execution_id)  # the part of a takeover that counts
+    job = only_started(server)
+    server.zrem(f"rq:executions:{job_id}", job.execution_id)  # the part of a takeover that counts
 
-    worker._loop.stop_job(job_id)
-    wait_until(lambda: not worker._loop._runs)
+    worker.cancel(job_id)
+    wait_until(lambda: worker.used == 0)
 
     assert stream_length(server, job_id)[1] is None
-    assert worker._loop.failure is None
+    assert worker.is_serving
 
 
 def test_a_cancel_is_written_behind_the_tokens_that_another_worker_added(
-    server: redis.Redis, start: StartWorker
+    server: redis.Redis, served: ServedModel, start: StartWorker
 ) -> None:
     """Two workers write one stream while one of them does not know yet that it has lost the job."""
-    worker = start()
-    tokens = [step.token_id for step in generate(worker._served.model, JOB.prompt, 60)]
+    start()
+    tokens = [step.token_id for step in generate(served.model, JOB.prompt, 60)]
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
     ahead = stream_length(server, job_id)[0] + 20
@@ -232,9 +226,9 @@ def test_a_cancel_is_written_behind_the_tokens_that_another_worker_added(
     assert len(seen) >= ahead
 
 
-def test_an_end_that_another_wrote_is_adopted(server: redis.Redis, start: StartWorker) -> None:
+def test_an_end_that_another_wrote_is_adopted(server: redis.Redis, served: ServedModel, start: StartWorker) -> None:
     worker = start()
-    tokens = [step.token_id for step in generate(worker._served.model, JOB.prompt, 60)]
+    tokens = [step.token_id for step in generate(served.model, JOB.prompt, 60)]
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
     number = stream_length(server, job_id)[0] + 20
@@ -342,7 +336,7 @@ def half_written(connection: redis.Redis, served: ServedModel, start: StartWorke
     worker.stop()
     worker.stop()
     wait_until(lambda: status(connection, job_id) == "queued")
-    wait_until(lambda: not worker._loop.is_alive)
+    wait_until(lambda: not worker.is_serving)
     return job_id
 
 
@@ -367,7 +361,7 @@ def test_a_half_written_job_fails_when_no_equal_worker_comes_in_time(
 ) -> None:
     job_id = half_written(server, served, start)
     tokens = stream_length(server, job_id)[0]
-    monkeypatch.setattr(claims, "EQUAL_PATIENCE", 0.0)
+    monkeypatch.setattr(job_store, "FINGERPRINT_WAIT", 0.0)
 
     start(served=with_fingerprint(served, "another"))
 
@@ -382,8 +376,8 @@ def test_an_engine_that_fails_ends_its_worker_and_another_goes_on(
     server: redis.Redis, served: ServedModel, start: StartWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = enqueue(server, JOB, Submission())
-    broken = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4, lease=LEASE), served)
-    monkeypatch.setattr(broken._loop._engine, "step", fail)
+    settings = WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4, lease=LEASE)
+    broken = Worker(settings, served, broken_engine)
 
     with pytest.raises(RuntimeError, match="the engine is broken"):
         broken.serve()
@@ -393,23 +387,19 @@ def test_an_engine_that_fails_ends_its_worker_and_another_goes_on(
     assert_answered_once(server, served, job_id)
 
 
-def fail() -> None:
-    raise RuntimeError("the engine is broken")
-
-
 def test_a_worker_whose_last_record_meets_no_redis_gives_up_and_does_not_hang(
     server: redis.Redis, served: ServedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enqueue(server, GenerationRequest((1,), 2), Submission())
+    monkeypatch.setattr(outage, "REDIS_LIMIT", 0.5)
     worker = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4, lease=LEASE), served)
-    monkeypatch.setattr(patience, "REDIS_PATIENCE", 0.5)
-    monkeypatch.setattr(worker._ledger, "record", lose_connection)
+    monkeypatch.setattr(Completions, "record", lose_connection)
 
     with pytest.raises(RedisUnavailableError, match="Redis is away"):
         worker.serve()
 
 
-def lose_connection(closings: object) -> None:
+def lose_connection(completions: object, ends: object) -> None:
     raise redis.ConnectionError("gone")
 
 

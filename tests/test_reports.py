@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import redis
 from chaos.server import BINARY
-from minilab_worker.reporter import REPORT_INTERVAL, SPEED_REPORTS, Reporter
 from minilab_worker.serving import ServedModel
+from minilab_worker.telemetry.reporter import REPORT_INTERVAL, SPEED_REPORTS, Reporter
 from minilab_worker.worker import Worker
 from own_service import LIMIT, LONG, OwnService
 from waiting import wait_until

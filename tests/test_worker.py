@@ -18,6 +18,7 @@ from rq import Worker as RqWorker
 from rq.command import send_stop_job_command
 from rq.job import Job
 from rq.serializers import JSONSerializer
+from support.engines import slow_engine, very_slow_engine
 from waiting import wait_until
 
 from minilab_gen import EndEvent
@@ -115,11 +116,10 @@ def test_stream_and_result_expire_together(server: redis.Redis, start_worker: St
         assert keys.RETENTION - 60 < server.ttl(key) <= keys.RETENTION
 
 
-def test_cancelling_a_running_job_stops_it_and_frees_its_place(
+def test_cancelling_a_running_job_stops_it_and_releases_its_slot(
     server: redis.Redis, served: ServedModel, start_worker: StartWorker
 ) -> None:
-    worker = start_worker(max_batch=1)
-    slow_down(worker)
+    worker = start_worker(max_batch=1, engine=slow_engine)
     job_id = enqueue(server, LONG, Submission())
     events = tail(server, job_id)
     for _ in range(5):
@@ -137,18 +137,6 @@ def test_cancelling_a_running_job_stops_it_and_frees_its_place(
     assert jobs.view(server, job_id).state == "cancelled"
     follower = enqueue(server, GenerationRequest((7,), 3), Submission())
     assert wait_for_end(server, follower).reason == "length"
-
-
-def slow_down(worker: Worker) -> None:
-    """Make each step take a few milliseconds, so that a test can act in the middle of a job."""
-    engine = worker._loop._engine
-    step = engine.step
-
-    def slow_step() -> Any:
-        time.sleep(0.01)
-        return step()
-
-    engine.step = slow_step  # type: ignore[method-assign]
 
 
 def cut_publisher_off(connection: redis.Redis) -> None:
@@ -179,8 +167,7 @@ def test_a_cancel_between_claim_and_start_gives_no_token(server: redis.Redis, st
 
 
 def test_rqs_stop_command_cancels_a_job(server: redis.Redis, start_worker: StartWorker) -> None:
-    worker = start_worker()
-    slow_down(worker)
+    worker = start_worker(engine=slow_engine)
     job_id = enqueue(server, LONG, Submission())
     next(tail(server, job_id))
 
@@ -191,16 +178,12 @@ def test_rqs_stop_command_cancels_a_job(server: redis.Redis, start_worker: Start
     assert status(server, job_id) == "canceled"
 
 
-def test_rqs_own_cancel_stops_a_running_job(
-    server: redis.Redis, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    worker = start_worker()
-    slow_down(worker)
+def test_rqs_own_cancel_stops_a_running_job(server: redis.Redis, start_worker: StartWorker) -> None:
+    worker = start_worker(engine=very_slow_engine, lease=3)
     job_id = enqueue(server, LONG, Submission())
     next(tail(server, job_id))
 
-    jobs.fetch(server, job_id).cancel()
-    worker._next_beat = 0.0
+    jobs.fetch(server, job_id).cancel()  # which the worker sees when it renews its lease
 
     assert wait_for_end(server, job_id).reason == "cancelled"
     wait_until(lambda: worker.done == 1)
@@ -208,15 +191,9 @@ def test_rqs_own_cancel_stops_a_running_job(
 
 
 def test_a_job_past_its_timeout_ends_alone(server: redis.Redis, served: ServedModel, start_worker: StartWorker) -> None:
-    worker = start_worker()
-    slow_down(worker)
+    worker = start_worker(engine=very_slow_engine)
     patient = enqueue(server, LONG, Submission())
-    hasty = enqueue(server, GenerationRequest((9,), 60), Submission(timeout=1))
-    worker_runs = jobs.fetch(server, hasty)
-    assert worker_runs.timeout == 1
-    engine = worker._loop._engine
-    wait_until(lambda: hasty in engine._known)
-    engine._known[hasty].deadline = 0.0
+    hasty = enqueue(server, GenerationRequest((9,), 60), Submission(timeout=1))  # 60 steps take longer than that
 
     end = wait_for_end(server, hasty)
 
@@ -305,8 +282,7 @@ def test_high_priority_is_claimed_first(server: redis.Redis, start_worker: Start
 def test_a_lost_connection_loses_no_token_and_doubles_none(
     server: redis.Redis, served: ServedModel, start_worker: StartWorker
 ) -> None:
-    worker = start_worker()
-    slow_down(worker)
+    start_worker(engine=slow_engine)
     job_id = enqueue(server, LONG, Submission())
     events = tail(server, job_id)
     for _ in range(10):
@@ -324,8 +300,7 @@ def test_a_stream_that_lost_its_last_second_is_made_whole(
     server: redis.Redis, served: ServedModel, start_worker: StartWorker
 ) -> None:
     """Redis may come back with a log that is a second old."""
-    worker = start_worker()
-    slow_down(worker)
+    worker = start_worker(engine=slow_engine)
     job_id = enqueue(server, LONG, Submission())
     events = tail(server, job_id)
     for _ in range(10):
@@ -401,18 +376,15 @@ def test_300_mixed_jobs_leave_nothing_behind(
         answer = result(server, job_id)
         assert answer is not None
         assert list(answer.ids) == reference_tokens(served, request)
-    wait_until(lambda: worker._taken == 0)
-    worker._loop._engine.check_books()
-    assert not worker._loop._runs
-    assert not worker._ledger.executions
+    wait_until(lambda: worker.used == 0)
+    worker.check_idle()
     queue = base_queue(server)
     assert count_in(queue.started_job_registry) == 0
     assert count_in(queue.finished_job_registry) == len(good)
 
 
 def test_no_key_of_ours_is_without_an_expiry(server: redis.Redis, start_worker: StartWorker) -> None:
-    worker = start_worker()
-    slow_down(worker)
+    worker = start_worker(engine=slow_engine)
     done = enqueue(server, GenerationRequest((1,), 2), Submission())
     wait_for_end(server, done)
     running = enqueue(server, LONG, Submission())
@@ -427,8 +399,7 @@ def test_no_key_of_ours_is_without_an_expiry(server: redis.Redis, start_worker: 
 
 
 def test_a_job_record_names_its_worker_while_it_runs(server: redis.Redis, start_worker: StartWorker) -> None:
-    worker = start_worker()
-    slow_down(worker)
+    worker = start_worker(engine=slow_engine)
     job_id = enqueue(server, LONG, Submission())
     next(tail(server, job_id))
 

@@ -16,7 +16,7 @@ import redis
 from chaos.server import BINARY, Server
 from client_process import environment
 from client_program import client
-from minilab_worker import patience
+from minilab_worker import outage
 from minilab_worker.namesakes import check_waiting
 from test_connection import free_port
 from waiting import LIMIT, wait_until
@@ -129,7 +129,7 @@ def test_a_redis_that_refuses_writes_is_waited_for_until_it_takes_them(
 ) -> None:
     _, connection = own_server
     connection.execute_command("REPLICAOF", "127.0.0.1", "1")
-    waiting = threading.Thread(target=patience.wait_for_writes, args=(connection,))
+    waiting = threading.Thread(target=outage.wait_for_writes, args=(connection,))
 
     waiting.start()
     wait_until(lambda: caplog.records)
@@ -148,10 +148,10 @@ def test_a_redis_that_refuses_writes_is_not_waited_for_for_ever(
 ) -> None:
     _, connection = own_server
     connection.config_set("maxmemory", "1")
-    monkeypatch.setattr(patience, "REDIS_PATIENCE", 0.2)
+    monkeypatch.setattr(outage, "REDIS_LIMIT", 0.2)
 
     with pytest.raises(RedisUnavailableError, match=r"Redis is full: .* raise its maxmemory: `redis-cli -s "):
-        patience.wait_for_writes(connection)
+        outage.wait_for_writes(connection)
 
 
 def test_a_worker_asks_whether_redis_takes_writes_before_it_loads(own_server: tuple[Server, redis.Redis]) -> None:

@@ -24,6 +24,7 @@ from redis.retry import Retry
 from minilab_gen.errors import RedisUnavailableError, RequestError
 from minilab_gen.protocol import sentinel
 from minilab_gen.protocol.address import redis_url
+from minilab_gen.protocol.outage import Outage
 from minilab_gen.protocol.refusals import refuses_writes
 
 logger = logging.getLogger(__name__)
@@ -245,11 +246,8 @@ class _Patience:
     def __init__(self, url: str, wait: float) -> None:
         if not wait >= 0:
             raise RequestError(f"wait must be a number of seconds, at least 0, got {wait}")
-        self._pause = FIRST_PAUSE_SECONDS / 2
         self._shown = masked_url(url)
-        self._wait = wait
-        self._began = time.monotonic()
-        self._said = False
+        self._outage = Outage(wait, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
     def pause_after(self, error: RedisError) -> float:
         """Seconds until the next attempt. Raises RedisUnavailableError when none would help or time is up."""
@@ -260,18 +258,18 @@ class _Patience:
             ) from error
         if not isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
             raise RedisUnavailableError(f"Redis at {self._shown} does not serve us: {reason}; check its URL") from error
-        limit = max(self._wait, LOADING_SECONDS) if isinstance(error, BusyLoadingError) else self._wait
-        left = self._began + limit - time.monotonic()
+        begins, limit = self._outage.failed(), self._outage.limit
+        if isinstance(error, BusyLoadingError):
+            limit = max(limit, LOADING_SECONDS)
+        left = limit - self._outage.seconds
         if left <= 0:
             raise RedisUnavailableError(
                 f"no Redis answers at {self._shown}: {reason}; start that server, or set MINILAB_REDIS_URL to another "
                 "(unset, a private one is started)"
             ) from error
-        if not self._said:
+        if begins:
             logger.warning("waiting up to %.0f s for Redis at %s: %s", limit, self._shown, reason)
-            self._said = True
-        self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
-        return min(self._pause, left)
+        return min(self._outage.next_pause(), left)
 
     def check_mode(self, about: object) -> None:
         """Raise RedisUnavailableError for a kind of server that is not supported, as its answer to HELLO tells."""

@@ -21,14 +21,14 @@ from minilab_gen.protocol.cards import digest
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.refusals import refusal
 from minilab_gen.tokenizer import BASE_CHECKPOINT
-from minilab_worker import logs
 from minilab_worker.demo import demo
 from minilab_worker.extra import check_extra
-from minilab_worker.health import health, lease_file_option, write_name
-from minilab_worker.logs import LogFormat
 from minilab_worker.namesakes import check_namesakes, check_tokenizer, check_waiting, default_name
-from minilab_worker.patience import REDIS_PATIENCE, wait_for_writes
+from minilab_worker.outage import REDIS_LIMIT, wait_for_writes
 from minilab_worker.redis_command import redis_group
+from minilab_worker.telemetry import logs
+from minilab_worker.telemetry.health import health, lease_file_option, write_name
+from minilab_worker.telemetry.logs import LogFormat
 
 if TYPE_CHECKING:
     from minilab_worker.worker import Worker
@@ -123,7 +123,7 @@ def program(
     with ExitStack() as stack:
         server = None
         if metrics_port is not None:
-            from minilab_worker.metrics_server import MetricsServer  # prometheus-client, which few ask for
+            from minilab_worker.telemetry.metrics_server import MetricsServer  # prometheus-client, which few ask for
 
             server = stack.enter_context(closing(MetricsServer(metrics_host, metrics_port)))
         served_queues = queues or tuple(keys.queue_names(name))
@@ -138,12 +138,12 @@ def program(
         settings = WorkerSettings(served_queues, max_batch, redis_url, burst, served.threads, lease, grace, log_text)
         _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.verdict, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
-        with closing(connect(redis_url, wait=REDIS_PATIENCE)) as connection:
+        with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
             check_namesakes(connection, served.card)
         worker = Worker(settings, served)
         write_name(lease_file, worker.name)
         if server is not None:
-            from minilab_worker.metrics import WorkerMetrics
+            from minilab_worker.telemetry.metrics import WorkerMetrics
 
             server.show(stack.enter_context(closing(WorkerMetrics(worker, settings, served.card))))
             _log.info("metrics at %s", server.url)
@@ -156,7 +156,7 @@ def _check_before_loading(model: Path, name: str, queues: Sequence[str], redis_u
     from minilab_gen.checkpoint_folder import check_folder  # safetensors, which `minilab-worker redis` can do without
 
     tokenizer = check_folder(model)
-    with closing(connect(redis_url, wait=REDIS_PATIENCE)) as connection:
+    with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
         wait_for_writes(connection)
         check_tokenizer(connection, name, digest(tokenizer.to_json()))
         check_waiting(connection, queues, tokenizer)

@@ -11,6 +11,7 @@ import redis
 from minilab_client.exit_codes import redis_complaint
 from minilab_client.output import say
 from minilab_gen.errors import RedisUnavailableError
+from minilab_gen.protocol.outage import Outage
 
 PATIENCE: Final = 600.0
 """Seconds that Redis may be away: a batch runs unattended, and a restart of its machine is over by then."""
@@ -27,25 +28,21 @@ def through_outages(work: Callable[[], Result]) -> Result:
 
     Other refusals are raised as they come: waiting does not help against them.
     """
-    since: float | None = None
-    pause = FIRST_PAUSE
+    outage = Outage(PATIENCE, FIRST_PAUSE, LONGEST_PAUSE)
     while True:
         try:
             result = work()
         except (redis.AuthenticationError, redis.exceptions.AuthorizationError):
             raise
         except (redis.ConnectionError, redis.TimeoutError) as error:
-            now = time.monotonic()
-            if since is None:
-                since = now
+            if outage.failed():
                 say(f"{redis_complaint(error).partition(';')[0]}; waiting up to {PATIENCE:.0f} s for it")
-            if now - since > PATIENCE:
+            if outage.is_too_long():
                 raise RedisUnavailableError(
-                    f"Redis has been away for {now - since:.0f} s; once it runs, the same command goes on"
+                    f"Redis has been away for {outage.seconds:.0f} s; once it runs, the same command goes on"
                 ) from error
         else:
-            if since is not None:
-                say(f"Redis is back after {time.monotonic() - since:.0f} s")
+            if (lasted := outage.succeeded()) is not None:
+                say(f"Redis is back after {lasted:.0f} s")
             return result
-        time.sleep(pause)
-        pause = min(2 * pause, LONGEST_PAUSE)
+        time.sleep(outage.next_pause())

@@ -1,4 +1,4 @@
-"""How the lines of the log look and which are written; configured once, by the program. It must not know what they say.
+"""How the lines of the log look and which are written; configured once, by the program.
 
 What a line gives as ``extra`` is a field of its own in JSON, above all ``job_id``. One event is one line: control
 characters in a message are escaped, so that nobody can forge a line with a job of his.

@@ -1,4 +1,4 @@
-"""What befalls single jobs, a line each, for whoever wants to see it. It must not know how lines are written.
+"""What becomes of single jobs, a line of the log each.
 
 Nothing here shows what was asked or answered, unless the worker is told to. A refusal may quote the request, so its
 reason stands in the stream only.
@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterable
 
-from minilab_worker.run import Run
+from minilab_worker.job_run import JobRun
 
 _log = logging.getLogger(__name__)
 
@@ -22,7 +22,7 @@ class Journal:
         """With ``shows_text`` the answer of each job that ended is written down as well."""
         self._shows_text = shows_text
 
-    def started(self, run: Run) -> None:
+    def started(self, run: JobRun) -> None:
         """A job was claimed."""
         if run.end is not None:
             return  # it does not run; its end is told
@@ -30,25 +30,25 @@ class Journal:
             extra = {"job_id": run.job_id, "tokens": run.resumed_at}
             _log.debug("%s: resumed at token %d", run.job_id, run.resumed_at, extra=extra)
         else:
-            extra = {"job_id": run.job_id, "prompt_tokens": run.prompt_tokens}
-            _log.debug("%s: started, %d prompt tokens", run.job_id, run.prompt_tokens, extra=extra)
+            extra = {"job_id": run.job_id, "prompt_tokens": run.transcript.prompt_tokens}
+            _log.debug("%s: started, %d prompt tokens", run.job_id, run.transcript.prompt_tokens, extra=extra)
 
-    def ended(self, runs: Iterable[Run]) -> None:
+    def ended(self, runs: Iterable[JobRun]) -> None:
         """The ends of jobs are published."""
         for run in runs:
             _tell_end(run)
             if self._shows_text:
-                extra = {"job_id": run.job_id, "text": run.text}
-                _log.info("%s: answered: %s", run.job_id, run.text, extra=extra)
+                extra = {"job_id": run.job_id, "text": run.transcript.text}
+                _log.info("%s: answered: %s", run.job_id, run.transcript.text, extra=extra)
 
-    def given_back(self, runs: Iterable[Run]) -> None:
+    def returned(self, runs: Iterable[JobRun]) -> None:
         """Jobs go back to their queue."""
         for run in runs:
-            extra = {"job_id": run.job_id, "tokens": run.tokens}
-            _log.debug("%s: given back after token %d", run.job_id, run.tokens, extra=extra)
+            extra = {"job_id": run.job_id, "tokens": run.transcript.tokens}
+            _log.debug("%s: returned after token %d", run.job_id, run.transcript.tokens, extra=extra)
 
 
-def _tell_end(run: Run) -> None:
+def _tell_end(run: JobRun) -> None:
     end = run.end
     assert end is not None, "only a run that has ended is told as such"
     extra: dict[str, object] = {"job_id": run.job_id, "reason": end.reason, "tokens": end.tokens}
@@ -60,5 +60,5 @@ def _tell_end(run: Run) -> None:
     extra |= {"seconds": round(seconds, 3), "tokens_per_second": round(speed, 1)}
     line = "%s: ended, %s, %d tokens in %.2f s, %.0f tokens/s"
     _log.debug(line, run.job_id, end.reason, end.tokens, seconds, speed, extra=extra)
-    if end.error is not None:  # no fault of the request's: of the model, of this machine, of workers before
+    if end.error is not None:  # not the request's fault: the model's, this machine's, or that of workers before
         _log.warning("%s: failed: %s", run.job_id, end.error, extra={"job_id": run.job_id})

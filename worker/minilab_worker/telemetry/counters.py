@@ -1,4 +1,4 @@
-"""What a worker has counted and timed since it started. It must not know who reads it, nor how it is exported.
+"""What a worker has counted and timed since it started, for whatever reads or exports it.
 
 Every number has one thread that writes it, named beside it; others read it as it stands, without a lock. So to count
 costs a token a fraction of a microsecond, whether or not anybody asks.
@@ -14,7 +14,7 @@ from typing import Final, get_args
 
 from minilab_gen.engine import Phase
 from minilab_gen.protocol.events import END_REASONS, EndReason
-from minilab_worker.run import Run
+from minilab_worker.job_run import JobRun
 
 _STEP_BOUNDS: Final = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
 """Seconds: a step of a small model takes a few milliseconds; the longest are outages."""
@@ -29,13 +29,13 @@ PHASES: Final[tuple[str, ...]] = get_args(Phase) + LOOP_PHASES
 """Of a step, in their order."""
 
 
-class Spread:
+class Histogram:
     """How many values were at most as large as each bound, and the sum of all."""
 
     def __init__(self, bounds: tuple[float, ...]) -> None:
         self.bounds = bounds
         self.counts = [0] * (len(bounds) + 1)
-        """Those above the bound before and not above this one; in the last place those above all."""
+        """Those above the bound before and not above this one; in the last one those above all."""
         self.sum = 0.0
 
     def add(self, value: float, times: int = 1) -> None:
@@ -48,7 +48,7 @@ class StepClock:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self.seconds = dict.fromkeys(PHASES, 0.0)
-        self.steps = Spread(_STEP_BOUNDS)
+        self.steps = Histogram(_STEP_BOUNDS)
         self._clock = clock
         self._began = self._since = 0.0
 
@@ -67,33 +67,36 @@ class StepClock:
         self.steps.add(self._since - self._began)
 
 
-class Tally:
-    """The books of one worker about itself."""
+class Counters:
+    """What one worker has counted."""
 
     def __init__(self) -> None:
         # The main thread's.
         self.started = self.resumed = self.taken_over = 0
-        """Jobs claimed; those of them that had tokens already; jobs put back for workers that were gone."""
-        self.queue_wait = Spread(_WAIT_BOUNDS)
+        """Jobs claimed; those of them that had tokens already; jobs requeued for workers whose lease had expired."""
+        self.queue_wait = Histogram(_WAIT_BOUNDS)
         # The engine thread's.
         self.prompt_tokens = self.tokens = 0
         """Of prompts that were read to their end; chosen."""
-        self.first_token = Spread(_WAIT_BOUNDS)
-        self.gap = Spread(_STEP_BOUNDS)
+        self.first_token = Histogram(_WAIT_BOUNDS)
+        self.gap = Histogram(_STEP_BOUNDS)
         self.clock = StepClock()
         self.ended: dict[EndReason, int] = dict.fromkeys(END_REASONS, 0)
-        self.lost = self.given_back = 0
-        """Jobs that other workers took over; jobs that went back to their queue as this one left."""
+        self.lost = self.returned = 0
+        """Jobs that other workers took over; jobs that went back to their queue as this worker drained."""
+        # The recorder thread's.
+        self.recorded = 0
+        """Jobs whose end the store knows."""
 
-    def count_start(self, run: Run) -> None:
-        """A job was claimed. How long it waited is counted for those that nobody has begun to answer."""
+    def count_start(self, run: JobRun) -> None:
+        """A job was claimed. How long it waited is counted for those of which no token was published."""
         self.started += 1
         if run.resumed_at:
             self.resumed += 1
         elif run.submitted is not None:
             self.queue_wait.add(run.began - run.submitted)
 
-    def count_tokens(self, runs: list[Run]) -> None:
+    def count_tokens(self, runs: list[JobRun]) -> None:
         """A token of each run is on its way to its readers."""
         now = time.monotonic()
         for run in runs:
@@ -107,13 +110,13 @@ class Tally:
         for run in runs:
             run.last_token = now
 
-    def count_ends(self, runs: Iterable[Run]) -> None:
+    def count_ends(self, runs: Iterable[JobRun]) -> None:
         """The ends of these are published."""
         for run in runs:
             assert run.end is not None, "only a run that has ended is counted as such"
             self.ended[run.end.reason] += 1
 
-    def _count_first(self, run: Run, now: float) -> None:
-        self.prompt_tokens += run.prompt_tokens
+    def _count_first(self, run: JobRun, now: float) -> None:
+        self.prompt_tokens += run.transcript.prompt_tokens
         if not run.resumed_at and run.submitted is not None:
             self.first_token.add(now - run.submitted)

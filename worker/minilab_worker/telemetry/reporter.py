@@ -1,4 +1,4 @@
-"""Says once a second what this worker does: places, tokens, speed. It must not know what is done with a report.
+"""Reports once a second what this worker does: slots, tokens, speed.
 
 The main thread's to call, which is never far from its next look at Redis, so that the engine's loses no time over it.
 """
@@ -30,11 +30,11 @@ class Reporter:
         connection: redis.Redis,
         worker: str,
         card: ModelCard,
-        places: int,
+        slots: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection, self._worker = connection, worker
-        self._card, self._places = card, places
+        self._card, self._slots = card, slots
         self._clock = clock
         self._started_at = time.time()
         self._next_report = 0.0
@@ -42,7 +42,7 @@ class Reporter:
         """When how many tokens had been chosen, oldest first."""
 
     def report_if_due(self, used: int, tokens: int) -> None:
-        """Publish how many places are used and how many tokens were chosen so far. Raises redis.RedisError."""
+        """Publish how many slots are used and how many tokens were chosen so far. Raises redis.RedisError."""
         now = self._clock()
         if now < self._next_report:
             return
@@ -50,7 +50,7 @@ class Reporter:
         self._counted.append((now, tokens))
         stats = WorkerStats(
             model=self._card.name,
-            places=self._places,
+            places=self._slots,
             used=used,
             tokens=tokens,
             tokens_per_second=round(self._speed(), 1),

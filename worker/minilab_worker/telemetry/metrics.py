@@ -1,6 +1,6 @@
-"""A worker's tally as Prometheus wants it. It must not count anything itself.
+"""A worker's counters as Prometheus wants them.
 
-Loaded only when metrics are asked for. The tally keeps its own counts because the library's histograms take a lock for
+Loaded only when metrics are asked for. A worker keeps its own counts because the library's histograms take a lock for
 each value, and a worker has twenty thousand a second.
 """
 
@@ -27,7 +27,7 @@ from redis.retry import Retry
 from minilab_gen.protocol.cards import ModelCard
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.jobs import queue_of
-from minilab_worker.tally import Spread
+from minilab_worker.telemetry.counters import Histogram
 from minilab_worker.worker import Worker, WorkerSettings
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ class WorkerMetrics(Collector):
 
     def __init__(self, worker: Worker, settings: WorkerSettings, card: ModelCard) -> None:
         self._worker, self._card = worker, card
-        self._places = settings.max_batch
+        self._slots = settings.max_batch
         self._depths = QueueDepths(settings)
 
     def collect(self) -> Iterator[Metric]:
@@ -59,37 +59,37 @@ class WorkerMetrics(Collector):
         card = self._card
         model = {"name": card.name, "fingerprint": card.fingerprint, "exactness": card.exactness}
         yield InfoMetricFamily("minilab_model", "The model served, with the verdict of its self-check.", model)
-        yield GaugeMetricFamily("minilab_places", "Jobs that the worker can run at a time.", self._places)
-        yield GaugeMetricFamily("minilab_places_used", "Places that are taken.", self._worker.used)
+        yield GaugeMetricFamily("minilab_slots", "Jobs that the worker can run at a time.", self._slots)
+        yield GaugeMetricFamily("minilab_slots_used", "Slots in use.", self._worker.used)
 
     def _about_jobs(self) -> Iterator[Metric]:
-        tally = self._worker.tally
-        yield _counter("minilab_jobs_started", "Jobs claimed.", tally.started)
-        yield _counter("minilab_jobs_resumed", "Of these, jobs of which tokens were published before.", tally.resumed)
-        yield _counters("minilab_jobs_ended", "Jobs ended, by the reason.", "reason", tally.ended.items())
-        yield _counter("minilab_jobs_given_back", "Jobs put back as the worker left.", tally.given_back)
-        yield _counter("minilab_jobs_lost", "Jobs that others took over from this worker.", tally.lost)
-        yield _counter("minilab_takeovers", "Jobs put back for workers that were gone.", tally.taken_over)
-        yield _histogram("minilab_queue_wait_seconds", "From submission to claim.", tally.queue_wait)
+        counters = self._worker.counters
+        yield _counter("minilab_jobs_started", "Jobs claimed.", counters.started)
+        yield _counter("minilab_jobs_resumed", "Of these, jobs with tokens of other workers.", counters.resumed)
+        yield _counters("minilab_jobs_ended", "Jobs ended, by the reason.", "reason", counters.ended.items())
+        yield _counter("minilab_jobs_returned", "Jobs requeued as the worker drained.", counters.returned)
+        yield _counter("minilab_jobs_lost", "Jobs that other workers took over from this one.", counters.lost)
+        yield _counter("minilab_takeovers", "Jobs requeued for workers whose lease had expired.", counters.taken_over)
+        yield _histogram("minilab_queue_wait_seconds", "From submission to claim.", counters.queue_wait)
 
     def _about_tokens(self) -> Iterator[Metric]:
-        tally = self._worker.tally
-        yield _counter("minilab_prompt_tokens", "Tokens of prompts read to their end.", tally.prompt_tokens)
-        yield _counter("minilab_generated_tokens", "Tokens chosen.", tally.tokens)
-        yield _histogram("minilab_time_to_first_token_seconds", "From submission to first token.", tally.first_token)
-        yield _histogram("minilab_token_gap_seconds", "Between two tokens of a job.", tally.gap)
+        counters = self._worker.counters
+        yield _counter("minilab_prompt_tokens", "Tokens of prompts read to their end.", counters.prompt_tokens)
+        yield _counter("minilab_generated_tokens", "Tokens chosen.", counters.tokens)
+        yield _histogram("minilab_time_to_first_token_seconds", "From submission to first token.", counters.first_token)
+        yield _histogram("minilab_token_gap_seconds", "Between two tokens of a job.", counters.gap)
 
     def _about_steps(self) -> Iterator[Metric]:
-        clock = self._worker.tally.clock
+        clock = self._worker.counters.clock
         yield _histogram("minilab_step_seconds", "A step: at most one token for every running job.", clock.steps)
         phases = clock.seconds.items()
         yield _counters("minilab_step_phase_seconds", "Time of all steps, by their phases.", "phase", phases)
 
     def _about_outages(self) -> Iterator[Metric]:
-        patiences = self._worker.patiences
-        outages = [(patience.what_waits, patience.outages) for patience in patiences]
-        seconds = [(patience.what_waits, patience.seconds_away) for patience in patiences]
-        yield _counters("minilab_redis_outages", "Times that Redis was away, by what waited.", "waiting", outages)
+        outages = self._worker.outages
+        counts = [(outage.what_waits, outage.count) for outage in outages]
+        seconds = [(outage.what_waits, outage.seconds_before) for outage in outages]
+        yield _counters("minilab_redis_outages", "Times that Redis was unavailable, by what waited.", "waiting", counts)
         yield _counters("minilab_redis_outage_seconds", "How long, once it was back.", "waiting", seconds)
 
 
@@ -140,7 +140,7 @@ def _counters(name: str, meaning: str, label: str, counts: Iterable[tuple[str, f
     return family
 
 
-def _histogram(name: str, meaning: str, spread: Spread) -> Metric:
-    totals = list(accumulate(spread.counts))  # what Prometheus wants: all values up to a bound
-    bounds = [*map(floatToGoString, spread.bounds), "+Inf"]
-    return HistogramMetricFamily(name, meaning, list(zip(bounds, totals, strict=True)), spread.sum)
+def _histogram(name: str, meaning: str, histogram: Histogram) -> Metric:
+    totals = list(accumulate(histogram.counts))  # what Prometheus wants: all values up to a bound
+    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    return HistogramMetricFamily(name, meaning, list(zip(bounds, totals, strict=True)), histogram.sum)

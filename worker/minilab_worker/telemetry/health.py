@@ -1,6 +1,6 @@
 """``minilab-worker health``: whether the worker of this container or machine holds its lease.
 
-It must not know models or jobs. A worker that is started again has another name than before, so that nobody takes it
+A worker that is started again has another name than before, so that it is not taken
 for its predecessor, whose lease may still be there. It writes its name into a file, where the check finds it.
 """
 

@@ -1,4 +1,4 @@
-"""The HTTP server that Prometheus scrapes. It must not know what it shows.
+"""The HTTP server that Prometheus scrapes.
 
 Loaded only when metrics are asked for.
 """
