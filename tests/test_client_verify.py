@@ -19,7 +19,7 @@ from waiting import wait_until
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, state_of
+from minilab_gen.protocol.jobs import Submission, enqueue, fetch, recorded_state
 from minilab_gen.protocol.streams import publish, published_tokens, read_stream
 from minilab_gen.protocol.verification import AT_ONCE, MARK, verify
 from minilab_gen.request import GenerationRequest, SamplingSettings
@@ -41,7 +41,7 @@ def finished(server: redis.Redis, requests: Sequence[GenerationRequest]) -> list
     """Jobs that a worker has run."""
     job_ids = [enqueue(server, request, Submission()) for request in requests]
     for job_id in job_ids:
-        wait_until(lambda job_id=job_id: state_of(fetch(server, job_id)) == "finished")  # type: ignore[misc]
+        wait_until(lambda job_id=job_id: recorded_state(fetch(server, job_id)) == "finished")  # type: ignore[misc]
     return job_ids
 
 

@@ -480,7 +480,7 @@ def test_a_job_that_expires_between_two_looks_is_told(connection: redis.Redis) -
     connection.delete(job.key)
 
     with pytest.raises(UnknownJobError, match="unknown or expired job: x"):
-        jobs.state_of(job)
+        jobs.state_of(connection, job)
 
 
 # cancel and settle

@@ -22,15 +22,16 @@ from minilab_gen.protocol.events import EndEvent, EndReason
 from minilab_gen.protocol.jobs import (
     EXPIRES_AT,
     JobState,
+    decided,
     failure_of,
     fetch,
     noted,
     queue_of,
+    recorded_state,
     request_of,
     sign_of_life,
-    state_of,
 )
-from minilab_gen.protocol.streams import publish, stream_length
+from minilab_gen.protocol.streams import end_of, publish, stream_length
 
 
 def cancel(connection: redis.Redis, job_id: str) -> JobState:
@@ -39,7 +40,11 @@ def cancel(connection: redis.Redis, job_id: str) -> JobState:
     An ended job stays as it is. Raises UnknownJobError.
     """
     job = fetch(connection, job_id)
-    state = state_of(job)
+    recorded = recorded_state(job)
+    end = end_of(connection, job_id)
+    state = decided(recorded, end)
+    if end is not None and recorded == "queued" and _is_lost(connection, queue_of(connection, job.origin), job):
+        end_waiting(connection, job, "timeout" if end.reason == "timeout" else "cancelled")  # who ended it died over it
     if state in ("queued", "started"):
         connection.set(keys.cancel_flag(job_id), 1, ex=keys.RETENTION)
         if take_from_queue(connection, job):
@@ -54,7 +59,7 @@ def settle(connection: redis.Redis, job_id: str) -> None:
     Raises UnknownJobError where the job or its stream has expired, StreamError where only the end of it is lost.
     """
     job = fetch(connection, job_id)
-    state = state_of(job)
+    state = recorded_state(job)
     tokens, end = stream_length(connection, job_id)
     if end is not None:
         return

@@ -21,7 +21,7 @@ from minilab_gen.errors import MiniLabError, StreamError, UnknownJobError
 from minilab_gen.protocol import endings, keys
 from minilab_gen.protocol.comparison import Answer, Difference, first_difference
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import enqueue, fetch, state_of
+from minilab_gen.protocol.jobs import enqueue, fetch, recorded_state
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.repeats import asked_by
 from minilab_gen.protocol.streams import published_tokens
@@ -155,7 +155,7 @@ class _Recomputation:
     def _remove(self) -> None:
         """Take the job out of Redis, once no worker will write about it any more."""
         give_up = time.monotonic() + _RECORD_SECONDS
-        while state_of(fetch(self._connection, self._own_id)) in ("queued", "started"):
+        while recorded_state(fetch(self._connection, self._own_id)) in ("queued", "started"):
             if time.monotonic() > give_up:
                 return  # it expires within a day
             time.sleep(_PAUSE)
