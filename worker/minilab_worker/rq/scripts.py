@@ -68,7 +68,7 @@ local function look_at(id, q, may_continue_another)
   local why = obstacle(id, intermediate, wip, may_continue_another)
   if why then
     local fields = why == 'begun' and redis.call('HMGET', 'rq:job:' .. id, 'minilab_fingerprint', 'minilab_left_at')
-    found[#found + 1] = {q, id, why, fields or {}}
+    found[#found + 1] = {q, id, why, fields or {}, now}
     return
   end
   starts = starts + 1
@@ -78,7 +78,7 @@ local function look_at(id, q, may_continue_another)
   found[#found + 1] = {q, id, 'started', record, execution,
     redis.pcall('XRANGE', 'minilab:tokens:' .. id, '-', '+'),
     redis.call('EXISTS', 'minilab:cancel:' .. id),
-    redis.pcall('GET', 'minilab:deaths:' .. id), created_at}
+    redis.pcall('GET', 'minilab:deaths:' .. id), created_at, now}
 end
 
 local given = 9
@@ -99,7 +99,8 @@ if starts > 0 then
 end
 return found
 """
-"""Take jobs from their queues and start them; answers for each what stood in the way, or ``started`` and what is known.
+"""Take jobs from their queues and start them; answers for each what stood in the way, or ``started`` and what is known,
+with the time by the server's clock.
 
 An id goes through RQ's intermediate queue, where those stay that were not started. The worker's lease is renewed with
 the start, or a worker that has just stood still would seem expired as it starts these.
