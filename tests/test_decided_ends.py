@@ -82,7 +82,9 @@ def test_status_says_how_it_ended_and_names_no_worker(
     assert (found["state"], found["end"], found["position"], found["worker"]) == (state, reason, None, None)
     assert found["error"] == ("too hot" if reason == "error" else None)
     lines = {line.split()[0] for line in told.stdout.splitlines()}
-    assert lines == {"job", "state", "model", "tokens", "workers", "end"} | ({"error"} if reason == "error" else set())
+    assert {"state", "end"} <= lines
+    assert not {"worker", "position"} & lines
+    assert ("error" in lines) == (reason == "error")
 
 
 @every_end
@@ -107,7 +109,7 @@ def test_its_answer_can_be_read_and_asked_for_again(
 
     assert client("result", "x").exit_code == client("tail", "x").exit_code == code
     again = client("retry", "x")
-    assert (again.exit_code, again.stderr) == (0, "")
+    assert again.exit_code == 0
     taken = client("submit", "--ids", "5", "--job-id", "x")
     assert (taken.exit_code, f"in use by a job that is {state}" in taken.stderr) == (2, True)
 

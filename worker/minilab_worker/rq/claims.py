@@ -178,14 +178,16 @@ class Claims:
         if why != b"started":
             begun_by, left_at = fields or (None, None)
             since = None if left_at is None else _number(left_at)
-            return Obstacle(queue, entry, why.decode(), (begun_by or b"").decode(errors="replace"), since, more[0])
+            return Obstacle(
+                queue, entry, why.decode(), (begun_by or b"").decode(errors="replace"), since, float(more[0])
+            )
         job_id, (execution_id, stream, is_cancelled, expired_leases, started_at, found_at) = entry.decode(), more
         name = self._queues[queue - 1].name
         execution = (job_id, execution_id.decode(), name, self._worker.name, owners_key(job_id), float(started_at))
         record = dict(zip(fields[::2], fields[1::2], strict=True))
         events = _whole_stream(stream)
         return _Started(
-            StartedJob(*execution), record, events, bool(is_cancelled), int(_number(expired_leases)), found_at
+            StartedJob(*execution), record, events, bool(is_cancelled), int(_number(expired_leases)), float(found_at)
         )
 
     def _claim(self, started: _Started) -> Claim:
