@@ -21,10 +21,10 @@ COMPOSE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench chaos compose-test pictures check format lint types contracts setup
+.PHONY: help demo test bench chaos compose-test other-processor pictures check format lint types contracts setup
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.worker  ## watch a sentence grow token by token; leaves nothing running
 	@$(BIN)/python -m minilab_worker.demo
@@ -45,6 +45,9 @@ chaos: $(VENV)/.dev  ## kill, pause and cut off everything around a service unde
 
 compose-test: $(VENV)/.dev  ## build the containers and do the same to them, where there is Docker (COMPOSE=docker-compose)
 	@PYTHONPATH=tests COMPOSE='$(COMPOSE)' $(BIN)/python -m containers
+
+other-processor: $(VENV)/.dev  ## run the tests of exactness again, limited to the instructions of other processors
+	@PYTHONPATH=tests $(BIN)/python -m other_processor $(ARGS)
 
 pictures: $(VENV)/.worker  ## make docs/session.svg and docs/watch.svg again, of real runs
 	@$(BIN)/python docs/pictures.py
