@@ -18,9 +18,9 @@ from smollm2 import FOLDER
 from torch import Tensor
 
 from minilab_gen.engine import Engine, Sequence
-from minilab_gen.model import load
+from minilab_gen.models.checkpoint import load
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import Tokenizer, get_tokenizer
+from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
 
 _SEED: Final = 20_261_129
 _DOCUMENTS: Final = Path(__file__).parent.parent

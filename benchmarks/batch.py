@@ -24,10 +24,10 @@ from service import private_redis, worker
 
 from minilab_gen.bench import json_option, model_option
 from minilab_gen.measurement import Progress, facts, table, write_json
-from minilab_gen.model import load
+from minilab_gen.models.checkpoint import load
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import read_card
-from minilab_gen.tokenizer import get_tokenizer
+from minilab_gen.text.tokenizer import get_tokenizer
 
 KILL_AT: Final = (0.3, 0.65)
 """Shares of the good lines that are answered when the client is killed."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minilab_gen.request import GREEDY, MAX_SEED, GenerationRequest, SamplingSettings
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.text.tokenizer import Tokenizer
 
 _PROMPTS: Final = (
     *("Phileas Fogg", "Le capitaine", "Passepartout regarda", "La mer était", "Au matin,", "On entendit alors"),

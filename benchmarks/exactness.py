@@ -28,7 +28,7 @@ from minilab_gen.bench import computing_thread, json_option, load_model, model_o
 from minilab_gen.engine import Ended, Engine, Outcome
 from minilab_gen.engine import Sequence as Running
 from minilab_gen.measurement import Progress, facts, table, write_json
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 
 _BLOCK: Final = 500
 """Jobs of one engine; then its books are checked, and the next reads prompts in other chunks."""

@@ -20,7 +20,7 @@ import torch
 from minilab_gen.bench import computing_thread, json_option, load_model, model_option
 from minilab_gen.engine import Chosen, Engine, Sequence
 from minilab_gen.measurement import Progress, Spread, facts, table, write_json
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import GenerationRequest
 
 _SEED: Final = 6

@@ -41,7 +41,7 @@ from minilab_gen.engine import engine as engine_module
 from minilab_gen.engine.schedule import Schedule
 from minilab_gen.errors import MiniLabError
 from minilab_gen.measurement import Progress, facts, table, write_json
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import Submission, enqueue
 

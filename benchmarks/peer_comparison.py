@@ -15,7 +15,7 @@ from peer_process import Run
 from peer_protocol import Job
 
 from minilab_gen.generate import generate
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 
 HEAD: Final = ("", "library", "tokens/s", "lowest", "highest", "of the engine", "peak MB", "same tokens")
 _MILLION: Final = 1e6

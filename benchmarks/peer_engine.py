@@ -8,7 +8,7 @@ import torch
 from peer_protocol import Job, Load, Peer, main
 
 from minilab_gen import engine
-from minilab_gen.model import load as load_model
+from minilab_gen.models.checkpoint import load as load_model
 from minilab_gen.request import GenerationRequest
 
 

@@ -36,7 +36,7 @@ from minilab_gen.bench import (
 )
 from minilab_gen.errors import MiniLabError
 from minilab_gen.measurement import SUMMARY_HEAD, Pace, Progress, Summary, facts, ratio, table, write_json
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import GenerationRequest
 
 SIZES: Final = (1, 4, 16, 64, 128, 256)

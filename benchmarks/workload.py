@@ -21,7 +21,8 @@ import numpy.typing as npt
 import torch
 
 from minilab_gen.generate import generate
-from minilab_gen.model import ModelConfig, load
+from minilab_gen.models.checkpoint import load
+from minilab_gen.models.config import ModelConfig
 from minilab_gen.request import GREEDY, MAX_SEED, MAX_STOP_IDS, GenerationRequest, SamplingSettings
 
 SHORT_PROMPT: Final = 32

@@ -9,7 +9,6 @@ from typing import cast
 
 import redis
 
-from minilab_gen.chat import Conversation
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import endings, jobs, keys, results
 from minilab_gen.protocol import tail as tails
@@ -26,7 +25,8 @@ from minilab_gen.request import (
     SamplingSettings,
     check_text,
 )
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.text.chat import Conversation
+from minilab_gen.text.tokenizer import Tokenizer
 
 
 def submit(

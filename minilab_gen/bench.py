@@ -33,9 +33,11 @@ from minilab_gen.measurement import (
     table,
     write_json,
 )
-from minilab_gen.model import MiniLabModel, ModelConfig, load
+from minilab_gen.models.checkpoint import load
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import BASE_CHECKPOINT
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 
 PROMPT_TOKENS: Final = (2, 32)
 NEW_TOKENS: Final = (32, 96)

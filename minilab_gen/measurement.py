@@ -21,7 +21,7 @@ from typing import Any, Final
 import click
 import torch
 
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 
 _MILLION: Final = 1e6
 

@@ -26,7 +26,7 @@ from minilab_gen.protocol.jobs import seconds_to_run
 from minilab_gen.protocol.streams import publish, published_tokens
 from minilab_gen.protocol.transcript import Transcript
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
 
 MODEL_VARIABLE = "MINILAB_CHECKPOINT"
 """Environment variable with the checkpoint folder that :func:`generate` serves; the base model without it."""
@@ -66,7 +66,7 @@ def _loading() -> Future[tuple[Any, Tokenizer]]:
 def _load_into(loading: Future[tuple[Any, Tokenizer]]) -> None:
     try:
         import minilab_gen.engine  # noqa: F401 - not in the main thread, for the same reason
-        from minilab_gen.model import load  # torch comes with the first job, not with the import
+        from minilab_gen.models.checkpoint import load  # torch comes with the first job, not with the import
 
         folder = os.environ.get(MODEL_VARIABLE) or BASE_CHECKPOINT
         loading.set_result((load(folder), get_tokenizer(folder)))

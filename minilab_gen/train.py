@@ -19,11 +19,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
-from minilab_gen.checkpoint import write_checkpoint
-from minilab_gen.corpus import Corpus, read_corpus, token_row
 from minilab_gen.errors import MiniLabError, RequestError
-from minilab_gen.model import MiniLabModel, ModelConfig
-from minilab_gen.tokenizer import BASE_CHECKPOINT, train_tokenizer
+from minilab_gen.models.checkpoint import write_checkpoint
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, train_tokenizer
+from minilab_gen.training.corpus import Corpus, read_corpus, token_row
 
 __all__ = ["BASE_CHECKPOINT", "TrainSettings", "main", "train"]
 

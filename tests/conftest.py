@@ -14,14 +14,15 @@ import torch
 from chaos.checkpoint import write_slow_checkpoint
 from minilab_worker.serving import ServedModel, load_served_model
 from minilab_worker.worker import MakeEngine, Worker, WorkerSettings, make_engine
-from own_service import OwnService, own_service_of
+from support.own_service import OwnService, own_service_of
 
-from minilab_gen.checkpoint import write_checkpoint
-from minilab_gen.model import MiniLabModel, ModelConfig
+from minilab_gen.models.checkpoint import write_checkpoint
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.protocol import embedded, keys
-from minilab_gen.tokenizer import get_tokenizer
+from minilab_gen.text.tokenizer import get_tokenizer
 
-pytest_plugins = ["run_guard"]
+pytest_plugins = ["support.run_guard"]
 
 SMALL = ModelConfig(vocab_size=2048, context_length=64, n_layer=2, n_head=8, n_kv_head=1, d_model=64, d_hidden=64)
 """A model with the base model's vocabulary that answers in a fraction of a millisecond."""

@@ -18,13 +18,13 @@ import click
 
 TESTS: Final = Path(__file__).parent
 FILES: Final = (
-    "test_attention.py",
-    "test_engine.py",
-    "test_families.py",
-    "test_generate.py",
-    "test_model.py",
-    "test_sampling.py",
-    "test_self_check.py",
+    "gen/test_attention.py",
+    "gen/test_engine.py",
+    "gen/test_families.py",
+    "gen/test_generate.py",
+    "gen/test_model.py",
+    "gen/test_sampling.py",
+    "worker/test_self_check.py",
 )
 """What computes logits and tokens."""
 

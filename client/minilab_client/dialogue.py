@@ -7,8 +7,8 @@ from itertools import chain
 
 from minilab_client.batch.asked_model import AskedModel
 from minilab_gen.api import chat_prompt
-from minilab_gen.chat import Conversation, Message
 from minilab_gen.errors import RequestError
+from minilab_gen.text.chat import Conversation, Message
 
 _ANSWER_SHARE = 4
 """The part of a context, one in so many, that is kept free for an answer: older turns give way to it."""

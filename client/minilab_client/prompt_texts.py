@@ -11,7 +11,7 @@ import redis
 from minilab_client.output import one_line
 from minilab_gen.errors import MiniLabError
 from minilab_gen.protocol.cards import read_card, read_tokenizer
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.text.tokenizer import Tokenizer
 
 LONGEST: Final = 60
 """Characters of a beginning: enough to know one's own prompt again."""

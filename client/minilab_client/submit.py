@@ -17,7 +17,6 @@ from minilab_client.job_options import max_queued_option, model_option, priority
 from minilab_client.output import say
 from minilab_client.sampling_options import sampling_options
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_gen.chat import Conversation
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
@@ -25,6 +24,7 @@ from minilab_gen.request import (
     GenerationRequest,
     SamplingSettings,
 )
+from minilab_gen.text.chat import Conversation
 
 if TYPE_CHECKING:
     import redis

@@ -19,7 +19,7 @@ from minilab_gen.engine.sampler import choose
 from minilab_gen.engine.schedule import Schedule
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
 from minilab_gen.errors import RequestError
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import ModelLimits
 from minilab_gen.sampling import Sampler
 

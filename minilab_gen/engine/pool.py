@@ -10,10 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minilab_gen.attention import KEY_TILE, round_up
 from minilab_gen.engine.lazy_memory import LazyMemory
 from minilab_gen.engine.sequence import Sequence
-from minilab_gen.model import ModelConfig
+from minilab_gen.models.attention import KEY_TILE, round_up
+from minilab_gen.models.config import ModelConfig
 
 
 def bytes_of_a_token(config: ModelConfig) -> int:

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from minilab_gen.attention import (
+from minilab_gen.engine.pool import Pool
+from minilab_gen.engine.sequence import Sequence
+from minilab_gen.models.attention import (
     KEY_TILE,
     Piece,
     attend_many_sequences,
@@ -16,8 +18,6 @@ from minilab_gen.attention import (
     causal_pieces,
     round_up,
 )
-from minilab_gen.engine.pool import Pool
-from minilab_gen.engine.sequence import Sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ _LONE_COST = 512
 
 
 class Reading:
-    """A step's tokens laid flat, decoding ones first; an :class:`~minilab_gen.attention.AttentionMemory`.
+    """A step's tokens laid flat, decoding ones first; an :class:`~minilab_gen.models.attention.AttentionMemory`.
 
     ``decoding`` sequences must hold the places 0, 1, 2, ... in order. They attend together, over as many positions as
     suits most of them; those with more do so alone.

@@ -16,11 +16,11 @@ from typing import Any
 
 import redis
 
-from minilab_gen.chat import ChatFormat
 from minilab_gen.errors import CardError, UnknownModelError
 from minilab_gen.protocol import keys
 from minilab_gen.request import ModelLimits
-from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
+from minilab_gen.text.chat import ChatFormat
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
 
 
 @dataclass(frozen=True, slots=True)

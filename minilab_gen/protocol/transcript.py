@@ -8,8 +8,8 @@ from typing import Any
 
 from minilab_gen.protocol.events import EndEvent, EndReason, Event, TokenEvent
 from minilab_gen.request import GenerationRequest
-from minilab_gen.stream_decoder import StreamDecoder
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.text.stream_decoder import StreamDecoder
+from minilab_gen.text.tokenizer import Tokenizer
 
 
 class Transcript:

@@ -10,13 +10,14 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from small_models import threads
+from support.small_models import threads
 
-from minilab_gen.checkpoint import write_checkpoint
 from minilab_gen.generate import generate
-from minilab_gen.model import MiniLabModel, ModelConfig, load
+from minilab_gen.models.checkpoint import load, write_checkpoint
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import get_tokenizer
+from minilab_gen.text.tokenizer import get_tokenizer
 
 CONTEXT = 128
 VOCABULARY = 2048

@@ -15,14 +15,14 @@ from typing import Final
 
 from chaos.checkpoint import references, write_slow_checkpoint
 from chaos.load import request_pool
-from waiting import wait_until
+from support.waiting import wait_until
 
 from containers.engine import Container, attempt, exit_codes, image_size
 from containers.jobs import LIMIT, Jobs
 from containers.project import ROOT, Project
-from minilab_gen.checkpoint import read_stop_ids
+from minilab_gen.models.checkpoint import read_stop_ids
 from minilab_gen.request import GenerationRequest, SamplingSettings
-from minilab_gen.tokenizer import BASE_CHECKPOINT, get_tokenizer
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer
 
 MOST_CLIENT_BYTES: Final = 150_000_000
 """What the client's image may add to its base."""

@@ -14,7 +14,7 @@ from chaos.audit import Audit, Findings, unfinished
 from chaos.load import PlannedJob, request_pool
 from chaos.readers import Reader
 from rq.job import Job
-from waiting import wait_until
+from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect

@@ -14,7 +14,7 @@ import click
 from chaos.checkpoint import write_slow_checkpoint
 from chaos.fleet import Fleet
 from chaos.server import BINARY, Server
-from own_service import OwnService
+from support.own_service import OwnService
 
 from interop import course
 from interop.commands import documented

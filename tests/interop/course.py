@@ -12,7 +12,7 @@ from typing import Any, Final
 from interop.commands import documented
 from interop.scene import QUEUE, Scene
 from interop.site import Site
-from minilab_gen.tokenizer import get_tokenizer
+from minilab_gen.text.tokenizer import get_tokenizer
 
 Look = Callable[[Scene, Site], None]
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from chaos.fleet import WorkerProcess
-from own_service import LIMIT, LONG, OwnService
 from rq import Queue
 from rq.serializers import JSONSerializer
-from waiting import wait_until
+from support.own_service import LIMIT, LONG, OwnService
+from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel

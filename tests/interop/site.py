@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from waiting import wait_until
+from support.waiting import wait_until
 
 _START_LIMIT: Final = 60.0
 """Seconds for a program to import what it needs and to listen, on a loaded machine."""

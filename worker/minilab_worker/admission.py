@@ -8,7 +8,7 @@ from typing import Final
 
 from minilab_gen.errors import RequestError
 from minilab_gen.request import ModelLimits
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.text.tokenizer import Tokenizer
 from minilab_worker.job_run import JobRun
 from minilab_worker.job_store import FINGERPRINT_WAIT, Claim
 

@@ -20,7 +20,7 @@ from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import digest
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.refusals import refusal
-from minilab_gen.tokenizer import BASE_CHECKPOINT
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 from minilab_worker.demo import demo
 from minilab_worker.extra import check_extra
 from minilab_worker.namesakes import check_namesakes, check_tokenizer, check_waiting, default_name
@@ -153,7 +153,9 @@ def program(
 def _check_before_loading(model: Path, name: str, queues: Sequence[str], redis_url: str | None) -> None:
     """Say at once what is wrong with the folder or with Redis, since to load and check a model takes long."""
     check_extra()
-    from minilab_gen.checkpoint_folder import check_folder  # safetensors, which `minilab-worker redis` can do without
+    from minilab_gen.models.checkpoint_folder import (
+        check_folder,  # safetensors, which `minilab-worker redis` can do without
+    )
 
     tokenizer = check_folder(model)
     with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:

@@ -17,7 +17,7 @@ from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, EndReason, Event
 from minilab_gen.protocol.transcript import Transcript
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.text.tokenizer import Tokenizer
 from minilab_worker.job_store import Claim, Completion, StartedJob
 
 

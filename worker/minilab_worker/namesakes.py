@@ -16,7 +16,7 @@ from minilab_gen.protocol.cards import ModelCard, announced_card, digest, read_c
 from minilab_gen.protocol.clearing import count_waiting
 from minilab_gen.protocol.jobs import workers_alive
 from minilab_gen.protocol.vocabulary import jobs_beyond
-from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, Tokenizer
 
 _log = logging.getLogger(__name__)
 

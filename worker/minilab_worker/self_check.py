@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from minilab_gen.engine import Engine, Sequence
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import GenerationRequest
 
 OnProgress = Callable[[int, int], None]

@@ -12,14 +12,14 @@ from typing import Final, Literal
 
 import torch
 
-from minilab_gen.chat import read_chat_format
-from minilab_gen.checkpoint import fingerprint, read_stop_ids
 from minilab_gen.engine import bytes_of_a_token
 from minilab_gen.errors import CheckpointError
-from minilab_gen.linear import can_pack
-from minilab_gen.model import MiniLabModel, load
+from minilab_gen.models.checkpoint import fingerprint, load, read_stop_ids
+from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.linear import can_pack
 from minilab_gen.protocol.cards import ModelCard, digest
-from minilab_gen.tokenizer import Tokenizer, get_tokenizer
+from minilab_gen.text.chat import read_chat_format
+from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
 from minilab_worker.memory import tokens_that_fit
 from minilab_worker.self_check import Verdict, check_exactness
 from minilab_worker.threads import processors, try_threads

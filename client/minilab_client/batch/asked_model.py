@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import redis
 
 from minilab_gen.api import chat_prompt, prompt_ids
-from minilab_gen.chat import Conversation
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
 from minilab_gen.request import shown
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.text.chat import Conversation
+from minilab_gen.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)

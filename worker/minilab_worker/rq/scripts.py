@@ -1,7 +1,7 @@
 """Scripts that start and end many jobs in one call, writing RQ's keys and fields as RQ's own methods write them.
 
-``tests/test_rq_fields.py`` compares every key and field with what RQ's methods leave behind. Times in registries are
-the server's, so that workers whose clocks differ agree on what has expired.
+``tests/worker/test_rq_fields.py`` compares every key and field with what RQ's methods leave behind. Times in registries
+are the server's, so that workers whose clocks differ agree on what has expired.
 """
 
 from __future__ import annotations
