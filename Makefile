@@ -23,10 +23,10 @@ COMPOSE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench chaos compose-test interop pictures check format lint types contracts setup
+.PHONY: help demo test bench chaos compose-test interop other-processor pictures check format lint types contracts setup
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.worker  ## watch a sentence grow token by token; leaves nothing running
 	@$(BIN)/minilab-worker demo
@@ -50,6 +50,9 @@ compose-test: $(VENV)/.dev  ## build the containers and do the same to them, whe
 
 interop: $(VENV)/.dev  ## look at a service with rq info, rq-dashboard, rq-exporter and redis-cli; installs them in .venv-interop
 	@PYTHONPATH=tests $(BIN)/python -m interop
+
+other-processor: $(VENV)/.dev  ## run the tests of exactness again, limited to the instructions of other processors
+	@PYTHONPATH=tests $(BIN)/python -m other_processor $(ARGS)
 
 pictures: $(VENV)/.worker  ## make docs/session.svg and docs/watch.svg again, of real runs
 	@$(BIN)/python docs/pictures.py

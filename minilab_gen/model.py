@@ -141,7 +141,7 @@ class MiniLabModel(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        return cast(torch.device, self.embedding.weight.device)
+        return self.embedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:

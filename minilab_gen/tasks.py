@@ -19,6 +19,7 @@ from rq.timeouts import JobTimeoutException
 
 from minilab_gen.errors import JobCancelledError, JobTimeoutError, MiniLabError, StreamError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.endings import has_expired
 from minilab_gen.protocol.events import EndReason, Event
 from minilab_gen.protocol.jobs import seconds_to_run
@@ -117,7 +118,8 @@ class _Task:
         request = GenerationRequest.from_payload(self._payload)
         self._transcript = Transcript(request)
         published, _ = published_tokens(self._connection, self._job.id)
-        if not published and has_expired(self._job):  # one with tokens has started in time
+        # One with tokens has started in time.
+        if not published and has_expired(self._job, server_time(self._connection)):
             raise JobTimeoutError("the job waited longer than its ttl")
         model, tokenizer = _served()
         from minilab_gen.engine import Chosen, Engine, Sequence

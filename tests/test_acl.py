@@ -30,7 +30,7 @@ from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, let_go, queue_of, state_of
+from minilab_gen.protocol.jobs import Submission, enqueue, fetch, let_go, queue_of, recorded_state
 from minilab_gen.protocol.streams import publish, stream_length
 from minilab_gen.request import GenerationRequest
 
@@ -330,7 +330,7 @@ def test_a_worker_ends_every_kind_of_job_as_the_workers_user(
     worker = start()
 
     wait_until(lambda: worker.done == 5)
-    states = {job_id: state_of(fetch(server, job_id)) for job_id in (finished, late, cancelled, alien, follower)}
+    states = {job_id: recorded_state(fetch(server, job_id)) for job_id in (finished, late, cancelled, alien, follower)}
     assert list(states.values()) == ["finished", "failed", "cancelled", "failed", "finished"]
     assert denials(server) == []
 
@@ -344,7 +344,7 @@ def test_a_worker_gives_back_what_it_cannot_finish_as_the_workers_user(
 
     worker.stop()
 
-    wait_until(lambda: state_of(fetch(server, job_id)) == "queued")
+    wait_until(lambda: recorded_state(fetch(server, job_id)) == "queued")
     wait_until(lambda: not server.exists(keys.worker_lease(worker.name)))
     assert denials(server) == []
 
@@ -359,7 +359,7 @@ def test_rqs_stop_command_reaches_a_worker_of_the_workers_user(
     send_stop_job_command(server, job_id)
 
     wait_until(lambda: worker.done)
-    assert state_of(fetch(server, job_id)) == "cancelled"
+    assert recorded_state(fetch(server, job_id)) == "cancelled"
     assert denials(server) == []
 
 

@@ -14,7 +14,7 @@ from rq.registry import CanceledJobRegistry
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.clearing import BATCH, cancel_waiting, count_waiting
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, state_of, view
+from minilab_gen.protocol.jobs import Submission, enqueue, fetch, recorded_state, view
 from minilab_gen.protocol.streams import publish, read_stream
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest
@@ -32,7 +32,7 @@ def requeued(connection: redis.Redis, job_id: str, tokens: int) -> None:
 
 
 def states(connection: redis.Redis, *job_ids: str) -> list[str]:
-    return [state_of(fetch(connection, job_id)) for job_id in job_ids]
+    return [recorded_state(fetch(connection, job_id)) for job_id in job_ids]
 
 
 def test_jobs_of_every_priority_are_cancelled_and_those_of_other_models_are_not(connection: redis.Redis) -> None:

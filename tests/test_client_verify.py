@@ -20,7 +20,7 @@ from waiting import wait_until
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, state_of
+from minilab_gen.protocol.jobs import Submission, enqueue, fetch, recorded_state
 from minilab_gen.protocol.streams import publish, published_tokens, read_stream
 from minilab_gen.protocol.verification import AT_ONCE, MARK, verify
 from minilab_gen.request import GenerationRequest, SamplingSettings
@@ -42,7 +42,7 @@ def finished(server: redis.Redis, requests: Sequence[GenerationRequest]) -> list
     """Jobs that a worker has run."""
     job_ids = [enqueue(server, request, Submission()) for request in requests]
     for job_id in job_ids:
-        wait_until(lambda job_id=job_id: state_of(fetch(server, job_id)) == "finished")  # type: ignore[misc]
+        wait_until(lambda job_id=job_id: recorded_state(fetch(server, job_id)) == "finished")  # type: ignore[misc]
     return job_ids
 
 
@@ -127,7 +127,7 @@ def test_after_verifications_of_every_outcome_redis_holds_what_it_held_before(
     enqueue(server, REQUEST, Submission(job_id="low", priority="low"))  # so that RQ knows the queue of verifications
     enqueue(server, GenerationRequest((5, 1_000_000), 3), Submission(job_id="refused"))
     for job_id in ("low", "refused"):
-        wait_until(lambda job_id=job_id: state_of(fetch(server, job_id)) in ("finished", "failed"))  # type: ignore[misc]
+        wait_until(lambda job_id=job_id: recorded_state(fetch(server, job_id)) in ("finished", "failed"))  # type: ignore[misc]
     rewrite(server, "refused", [TokenEvent(1, 7, "a"), EndEvent("length", 1, 2)])
     alter(server, other, 3, token_id=12)
     server.xdel(keys.token_stream(damaged), "17-0")
@@ -186,7 +186,7 @@ def test_what_a_killed_client_leaves_has_a_time_to_live(
 
     start_worker()
 
-    wait_until(lambda: state_of(fetch(server, own_id)) == "finished")
+    wait_until(lambda: recorded_state(fetch(server, own_id)) == "finished")
     left = server.keys(f"*{own_id}*")
     assert len(left) >= 3, "of the job there are its record, its tokens and its result"
     assert all(0 < server.ttl(key) <= keys.RETENTION for key in left)

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import subprocess
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -22,7 +19,8 @@ from minilab_worker.serving import ServedModel, load_served_model
 from minilab_worker.worker import Worker, WorkerSettings
 from small_models import random_model
 from tokenizer_kinds import llama_2
-from waiting import LIMIT, wait_until
+from waiting import wait_until
+from worker_process import start_of_worker
 
 import minilab_gen
 from minilab_gen.chat import Conversation
@@ -315,31 +313,10 @@ def test_a_worker_with_another_tokenizer_does_not_start_under_the_name_of_a_live
     wait_until(lambda: server.exists(keys.model_card("base")))
     card = read_card(server, "base")
 
-    ended = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "minilab_worker.cli",
-            "--quiet",
-            "--model",
-            str(chat_checkpoint),
-            "--name",
-            "base",
-            "--max-batch",
-            "1",
-            "--threads",
-            "1",
-        ],
-        env={**os.environ, "MINILAB_REDIS_URL": server_url, "PYTHONPATH": os.pathsep.join(sys.path)},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=4 * LIMIT,
-        check=False,
-    )
+    code, said = start_of_worker("--model", str(chat_checkpoint), "--name", "base", url=server_url)
 
-    assert ended.returncode == 2, ended.stderr
-    assert "error: a live worker serves another model as base, with another tokenizer; give this one a" in ended.stderr
+    assert code == 2, said
+    assert "error: a live worker serves another model as base, with another tokenizer; give this one a" in said
     assert read_card(server, "base") == card
 
 

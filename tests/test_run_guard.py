@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from chaos.server import BINARY
+from chaos.server import BINARY, Server
 from own_process import own_process
 from waiting import LIMIT, wait_until
 
@@ -111,3 +112,23 @@ def test_a_test_that_hangs_fails_alone(tmp_path: Path) -> None:
     assert code == 1
     assert "1 failed, 1 passed" in said
     assert "Timeout (>0.5s)" in said
+
+
+@pytest.mark.timeout(120)
+def test_a_process_of_a_tests_own_does_not_outlive_a_test_that_fails() -> None:
+    with pytest.raises(KeyError), own_process(["sleep", "600"]) as process:
+        raise KeyError
+
+    assert process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
+def test_a_server_that_does_not_answer_in_time_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("chaos.server._START_LIMIT", 0.0)
+    server = Server(tmp_path)
+
+    with pytest.raises(AssertionError, match="must answer within"), server:
+        pytest.fail("it cannot have answered")
+
+    assert server._process is not None
+    assert server._process.returncode == -signal.SIGKILL

@@ -68,7 +68,7 @@ def _cancel(connection: redis.Redis, job_id: str, as_json: bool) -> None:
     from minilab_gen.protocol import endings, jobs
 
     before = endings.cancel(connection, job_id)
-    now = jobs.state_of(jobs.fetch(connection, job_id))
+    now = jobs.state_of(connection, jobs.fetch(connection, job_id))
     if as_json:
         write_json({"job_id": job_id, "was": before, "state": now})
     else:
@@ -78,7 +78,9 @@ def _cancel(connection: redis.Redis, job_id: str, as_json: bool) -> None:
 def _outcome(before: JobState, now: JobState) -> str:
     if before not in ("queued", "started"):
         return f"had already ended: {before}"
-    return f"was {before}, now cancelled" if now == "cancelled" else f"was {before}, told to stop"
+    if now in ("queued", "started"):
+        return f"was {before}, told to stop"
+    return f"was {before}, now cancelled" if now == "cancelled" else f"was {before}, ended by itself meanwhile: {now}"
 
 
 def _cancel_all(connection: redis.Redis, model: str, yes: bool, as_json: bool) -> ExitCode:

@@ -21,6 +21,7 @@ from minilab_gen.errors import CardError, UnknownModelError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, read_card, start_command
 from minilab_gen.protocol.listing import our_queues
+from minilab_gen.protocol.streams import ends_of
 from minilab_gen.protocol.vocabulary import jobs_beyond
 from minilab_gen.protocol.workers import WorkerView, all_workers
 
@@ -164,8 +165,7 @@ def _stuck(connection: redis.Redis, queues: Sequence[_QueueView], workers: Seque
     """Jobs that only go on when a worker looks for them."""
     alive = {worker.name for worker in workers if worker.serves}
     for view in queues:
-        held = sum(worker not in alive for worker in _holders(connection, view.queue))
-        left = held + (0 if view.served_by else view.claimed)
+        left = _left(connection, view.queue, alive) + (0 if view.served_by else view.claimed)
         if not left:
             continue
         found = f"{view.queue.name}: {left} begun by workers that are gone"
@@ -176,14 +176,17 @@ def _stuck(connection: redis.Redis, queues: Sequence[_QueueView], workers: Seque
             yield warn("stuck", found, remedy)
 
 
-def _holders(connection: redis.Redis, queue: Queue) -> list[str]:
-    """The workers in the records of the jobs that a queue's registry shows as started."""
+def _left(connection: redis.Redis, queue: Queue, alive: set[str]) -> int:
+    """Jobs that a queue's registry shows as started, whose worker is not alive and that have not ended."""
     members: Any = connection.zrange(queue.started_job_registry.key, 0, _LOOKED_AT - 1)
+    job_ids = [member.decode(errors="replace").partition(":")[0] for member in members]
     with connection.pipeline(transaction=False) as pipeline:
-        for member in members:
-            pipeline.hget(Job.key_for(member.decode(errors="replace").partition(":")[0]), "worker_name")
-        answers = pipeline.execute()
-    return [answer.decode(errors="replace") for answer in answers if answer is not None]
+        for job_id in job_ids:
+            pipeline.hget(Job.key_for(job_id), "worker_name")
+        answers: list[bytes | None] = pipeline.execute()
+    holders = {job_id: name.decode(errors="replace") for job_id, name in zip(job_ids, answers, strict=True) if name}
+    left = [job_id for job_id, name in holders.items() if name not in alive]
+    return len(left) - len(ends_of(connection, left))
 
 
 def _names(names: Iterable[str]) -> str:

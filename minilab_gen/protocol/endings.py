@@ -7,7 +7,6 @@ and Redis takes one terminal entry.
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Literal
 
 import redis
@@ -18,19 +17,21 @@ from rq.results import Result
 
 from minilab_gen.errors import RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.events import EndEvent, EndReason, JobState
 from minilab_gen.protocol.jobs import (
     EXPIRES_AT,
+    decided,
     failure_of,
     fetch,
     noted,
     queue_of,
+    recorded_state,
     request_of,
     sign_of_life,
-    state_of,
 )
 from minilab_gen.protocol.refusals import refuses_writes
-from minilab_gen.protocol.streams import publish, stream_length
+from minilab_gen.protocol.streams import end_of, publish, stream_length
 
 
 def cancel(connection: redis.Redis, job_id: str) -> JobState:
@@ -39,7 +40,11 @@ def cancel(connection: redis.Redis, job_id: str) -> JobState:
     An ended job stays as it is. Raises UnknownJobError.
     """
     job = fetch(connection, job_id)
-    state = state_of(job)
+    recorded = recorded_state(job)
+    end = end_of(connection, job_id)
+    state = decided(recorded, end)
+    if end is not None and recorded == "queued" and _is_lost(connection, queue_of(connection, job.origin), job):
+        end_waiting(connection, job, "timeout" if end.reason == "timeout" else "cancelled")  # who ended it died over it
     if state in ("queued", "started"):
         connection.set(keys.cancel_flag(job_id), 1, ex=keys.RETENTION)
         if take_from_queue(connection, job):
@@ -63,12 +68,14 @@ def settle(connection: redis.Redis, job_id: str) -> None:
 
 def _settle(connection: redis.Redis, job_id: str) -> None:
     job = fetch(connection, job_id)
-    state = state_of(job)
+    state = recorded_state(job)
     tokens, end = stream_length(connection, job_id)
     if end is not None:
         return
     if state == "queued":
-        if not tokens and has_expired(job) and take_from_queue(connection, job):  # tokens: it started in time
+        if tokens:
+            return  # it started in time
+        if has_expired(job, server_time(connection)) and take_from_queue(connection, job):
             end_waiting(connection, job, "timeout")
     elif state == "finished" and tokens:
         raise StreamError(f"the stream has a gap: the end after token {tokens} is missing")
@@ -91,14 +98,17 @@ def _settle_cancelled(connection: redis.Redis, job: Job) -> None:
 def _is_held(connection: redis.Redis, job: Job) -> bool:
     """Whether a live worker is at it, whatever its status says: it will write the end itself."""
     # Not by RQ's method, which also tidies the registry: a client has no business to write there.
-    held = connection.zcount(job.execution_registry.key, time.time(), "+inf")
+    held = connection.zcount(job.execution_registry.key, server_time(connection), "+inf")
     return bool(held and job.worker_name and connection.exists(sign_of_life(job.worker_name)))
 
 
-def has_expired(job: Job) -> bool:
-    """Whether a waiting job may no longer start; for ever it may where its meta names no time."""
+def has_expired(job: Job, now: float) -> bool:
+    """Whether a waiting job may no longer start; for ever it may where its meta names no time.
+
+    ``now`` is by the server's clock.
+    """
     expires_at = noted(job, EXPIRES_AT)
-    return isinstance(expires_at, int | float) and not isinstance(expires_at, bool) and time.time() >= expires_at
+    return isinstance(expires_at, int | float) and not isinstance(expires_at, bool) and now >= expires_at
 
 
 def take_from_queue(connection: redis.Redis, job: Job) -> bool:
@@ -125,6 +135,8 @@ def end_waiting(connection: redis.Redis, job: Job, reason: Literal["cancelled", 
         close_stream(connection, job, reason)
         with contextlib.suppress(InvalidJobOperation):  # another caller has just cancelled it
             job.cancel()
+        registry = queue_of(connection, job.origin).canceled_job_registry
+        connection.zadd(registry.key, {job.id: server_time(connection)}, xx=True)  # RQ takes this machine's time
         connection.expire(job.key, keys.RETENTION)
     else:
         close_stream(connection, job, reason, phase="waiting")
@@ -133,9 +145,11 @@ def end_waiting(connection: redis.Redis, job: Job, reason: Literal["cancelled", 
 
 def _record_failure(connection: redis.Redis, job: Job, why: str) -> None:
     """What RQ writes about a job that failed, in one transaction."""
+    expires_at = server_time(connection) + keys.RETENTION
     with connection.pipeline(transaction=True) as pipeline:
         job.set_status(JobStatus.FAILED, pipeline=pipeline)
         job.failed_job_registry.add(job, ttl=keys.RETENTION, exc_string=why, pipeline=pipeline)
+        pipeline.zadd(job.failed_job_registry.key, {job.id: expires_at}, xx=True)  # RQ takes this machine's time
         Result.create_failure(job, keys.RETENTION, why, pipeline=pipeline)
         pipeline.execute()
 

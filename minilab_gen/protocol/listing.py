@@ -17,12 +17,12 @@ from rq import Queue
 from rq.job import Job
 from rq.registry import BaseRegistry
 
-from minilab_gen.errors import StreamError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import checked_answers
-from minilab_gen.protocol.events import EndEvent, Event, JobState, decode_entry
-from minilab_gen.protocol.jobs import queue_of, state_named
+from minilab_gen.protocol.events import EndEvent, Event, JobState
+from minilab_gen.protocol.jobs import decided, queue_of, state_named
 from minilab_gen.protocol.keys import Priority
+from minilab_gen.protocol.streams import last_event
 
 PAGE: Final = 1000
 """Jobs looked at in one round trip."""
@@ -160,6 +160,8 @@ def _places_of(queue: Queue, state: JobState | None) -> list[_Place]:
     }
     wanted = registries.values() if state is None else [registries[state]]
     places = [_Place(queue.name, registry.key, is_list=False) for group in wanted for registry in group]
+    if state in ("finished", "failed", "cancelled"):  # one that has ended, and RQ does not know it yet
+        places.append(_Place(queue.name, queue.started_job_registry.key, is_list=False))
     if state in (None, "queued"):
         places.append(_Place(queue.name, queue.key, is_list=True))
     if state == "cancelled":  # an ordinary RQ worker records a job that was told to stop as a failed one
@@ -214,7 +216,7 @@ def _rows(connection: redis.Redis, chunk: list[_Found], on_unreadable: OnUnreada
         if state is None:
             on_unreadable(found.job_id)
         else:
-            yield _row(found, state, _event(last))
+            yield _row(found, state, last_event(last))
 
 
 def _row(found: _Found, state: JobState, last: Event | None) -> JobRow:
@@ -223,18 +225,10 @@ def _row(found: _Found, state: JobState, last: Event | None) -> JobRow:
     assert ours is not None, "jobs are looked for in our queues only"
     return JobRow(
         job_id=found.job_id,
-        state="cancelled" if end is not None and end.reason == "cancelled" else state,
+        state=decided(state, end),
         model=ours[0],
         priority=ours[1],
         tokens=end.tokens if end is not None else last.number if last is not None else 0,
         end=end.reason if end is not None else None,
         created=found.created.isoformat(timespec="seconds"),
     )
-
-
-def _event(last: Any) -> Event | None:
-    """A stream's last event; None for a damaged one, of which `tail` complains: the list goes on."""
-    try:
-        return decode_entry(last[0]) if isinstance(last, list) and last else None
-    except StreamError:
-        return None

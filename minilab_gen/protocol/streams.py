@@ -12,6 +12,7 @@ import redis
 
 from minilab_gen.errors import StreamError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.connection import checked_answers
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent, decode_entry, entry_id
 
 REFUSED_REPEAT: Final = "equal or smaller"
@@ -141,6 +142,31 @@ def stream_length(connection: redis.Redis, job_id: str) -> tuple[int, EndEvent |
     if isinstance(event, EndEvent):
         return event.tokens, event
     return (event.number if event else 0), None
+
+
+def end_of(connection: redis.Redis, job_id: str) -> EndEvent | None:
+    """The terminal entry of a job's stream; None where it has none, also where what stands there is damaged."""
+    event = last_event(connection.xrevrange(keys.token_stream(job_id), count=1))
+    return event if isinstance(event, EndEvent) else None
+
+
+def ends_of(connection: redis.Redis, job_ids: Iterable[str]) -> dict[str, EndEvent]:
+    """The terminal entries of those streams that have one, in one round trip."""
+    asked = list(job_ids)
+    with connection.pipeline(transaction=False) as pipeline:
+        for job_id in asked:
+            pipeline.xrevrange(keys.token_stream(job_id), count=1)
+        answers = checked_answers(pipeline.execute(raise_on_error=False))
+    found = ((job_id, last_event(last)) for job_id, last in zip(asked, answers, strict=True))
+    return {job_id: event for job_id, event in found if isinstance(event, EndEvent)}
+
+
+def last_event(last: Any) -> Event | None:
+    """The event in XREVRANGE's answer about a stream's last entry; None for a damaged one, and where there is none."""
+    try:
+        return decode_entry(last[0]) if isinstance(last, list) and last else None
+    except StreamError:
+        return None
 
 
 def check_unbroken(events: Sequence[Event], after: int) -> None:

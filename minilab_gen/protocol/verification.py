@@ -22,7 +22,7 @@ from minilab_gen.errors import MiniLabError, RequestError, StreamError, UnknownJ
 from minilab_gen.protocol import endings, keys
 from minilab_gen.protocol.comparison import Answer, Difference, first_difference
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of, state_of
+from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of, recorded_state
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.repeats import asked_by
 from minilab_gen.protocol.streams import published_tokens
@@ -167,7 +167,7 @@ class _Recomputation:
 
     def _may_be_written_about(self) -> bool:
         try:
-            return state_of(fetch(self._connection, self._own_id)) in ("queued", "started")
+            return recorded_state(fetch(self._connection, self._own_id)) in ("queued", "started")
         except (UnknownJobError, RequestError):  # it has gone by itself, or somebody has damaged it
             return False
 

@@ -17,12 +17,13 @@ import redis
 
 from minilab_gen.errors import CheckpointError, MiniLabError, RedisUnavailableError, RequestError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.cards import digest
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.refusals import refusal
 from minilab_gen.tokenizer import BASE_CHECKPOINT
 from minilab_worker.demo import demo
 from minilab_worker.extra import check_extra
-from minilab_worker.namesakes import check_namesakes, check_waiting, default_name
+from minilab_worker.namesakes import check_namesakes, check_tokenizer, check_waiting, default_name
 from minilab_worker.outage import REDIS_LIMIT, wait_for_writes
 from minilab_worker.redis_command import redis_group
 from minilab_worker.telemetry import logs
@@ -126,7 +127,7 @@ def program(
 
             server = stack.enter_context(closing(MetricsServer(metrics_host, metrics_port)))
         served_queues = queues or tuple(keys.queue_names(name))
-        _check_before_loading(model, served_queues, redis_url)
+        _check_before_loading(model, name, served_queues, redis_url)
         _log.info("%s: loading it and checking that it is exact here, which takes seconds on a quiet machine", model)
         # torch, which `minilab-worker redis` can do without
         from minilab_worker.serving import compute_beside_the_main_thread, load_served_model
@@ -149,7 +150,7 @@ def program(
         _serve(worker)
 
 
-def _check_before_loading(model: Path, queues: Sequence[str], redis_url: str | None) -> None:
+def _check_before_loading(model: Path, name: str, queues: Sequence[str], redis_url: str | None) -> None:
     """Say at once what is wrong with the folder or with Redis, since to load and check a model takes long."""
     check_extra()
     from minilab_gen.checkpoint_folder import check_folder  # safetensors, which `minilab-worker redis` can do without
@@ -157,6 +158,7 @@ def _check_before_loading(model: Path, queues: Sequence[str], redis_url: str | N
     tokenizer = check_folder(model)
     with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
         wait_for_writes(connection)
+        check_tokenizer(connection, name, digest(tokenizer.to_json()))
         check_waiting(connection, queues, tokenizer)
 
 

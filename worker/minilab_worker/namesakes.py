@@ -78,25 +78,37 @@ def _last_tokenizer(connection: redis.Redis, model: str) -> str | None:
         return None
 
 
-def check_namesakes(connection: redis.Redis, card: ModelCard) -> None:
-    """See that no live worker serves another model under this name.
+def check_tokenizer(connection: redis.Redis, name: str, tokenizer: str) -> None:
+    """See that no live worker has another tokenizer, given by its hash, under this name: RequestError.
 
-    With another tokenizer the ids of a prompt would mean another text: RequestError. Other weights are only warned of,
-    since a fleet that is upgraded has both for a while, and machines that round differently have both for good.
+    The ids of a prompt would mean another text there.
     """
-    try:
-        other = announced_card(connection, card.name)
-    except CardError:  # of another version, which cannot be compared
-        return
-    if other is None or other.fingerprint == card.fingerprint:
-        return
-    if not workers_alive(connection, keys.queue_name(card.name)):
-        return
-    if other.tokenizer != card.tokenizer:
+    other = _live_card(connection, name)
+    if other is not None and other.tokenizer != tokenizer:
         raise RequestError(
-            f"a live worker serves another model as {card.name}, with another tokenizer; "
+            f"a live worker serves another model as {name}, with another tokenizer; "
             "give this one a --name of its own, or stop that one first"
         )
+
+
+def _live_card(connection: redis.Redis, name: str) -> ModelCard | None:
+    try:
+        card = announced_card(connection, name)
+    except CardError:  # of another version, which cannot be compared
+        return None
+    return card if card is not None and workers_alive(connection, keys.queue_name(name)) else None
+
+
+def check_namesakes(connection: redis.Redis, card: ModelCard) -> None:
+    """See that no live worker serves another model under this name. Raises RequestError for another tokenizer.
+
+    Other weights are only warned of, since a fleet that is upgraded has both for a while, and machines that round
+    differently have both for good.
+    """
+    check_tokenizer(connection, card.name, card.tokenizer)
+    other = _live_card(connection, card.name)
+    if other is None or other.fingerprint == card.fingerprint:
+        return
     _log.warning(
         "a live worker serves %s with other weights or other rounding, the fingerprint there is %s and here %s: "
         "which of them answers a job is chance, and neither goes on with what the other began",

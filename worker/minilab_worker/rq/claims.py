@@ -10,7 +10,6 @@ import contextlib
 import logging
 import math
 import secrets
-import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
@@ -56,6 +55,8 @@ class Obstacle:
     """The fingerprint of the model that began it, for ``begun``."""
     left_at: float | None = None
     """Unix time since when it has been left to a worker of that model."""
+    found_at: float = 0.0
+    """Unix time of this look; both by the server's clock."""
 
     @property
     def job_id(self) -> str:
@@ -73,6 +74,8 @@ class _Started:
     """None where it is not whole."""
     is_cancelled: bool
     expired_leases: int
+    found_at: float
+    """Unix time by the server's clock."""
 
 
 _Given = tuple[bytes, int, bool]
@@ -92,10 +95,10 @@ class Action(Enum):
     CONTINUE = "no such worker has come: start it, so that it can be ended"
 
 
-def inspect(obstacle: Obstacle, unix_time: float) -> Action:
-    """What to do about an obstacle at this time."""
+def inspect(obstacle: Obstacle) -> Action:
+    """What to do about an obstacle."""
     if obstacle.why == "begun":
-        waited = 0.0 if obstacle.left_at is None else unix_time - obstacle.left_at
+        waited = 0.0 if obstacle.left_at is None else obstacle.found_at - obstacle.left_at
         return Action.CONTINUE if waited > job_store.FINGERPRINT_WAIT else Action.LEAVE
     return _ACTIONS[obstacle.why]
 
@@ -139,7 +142,7 @@ class Claims:
         """Act on what was found; gives the jobs to start after all, as the script takes them."""
         again = []
         for obstacle in obstacles:
-            action = inspect(obstacle, time.time())
+            action = inspect(obstacle)
             if action in (Action.REPAIR, Action.CONTINUE):
                 if action is Action.REPAIR:
                     self._repair(obstacle)
@@ -175,16 +178,20 @@ class Claims:
         if why != b"started":
             begun_by, left_at = fields or (None, None)
             since = None if left_at is None else _number(left_at)
-            return Obstacle(queue, entry, why.decode(), (begun_by or b"").decode(errors="replace"), since)
-        job_id, (execution_id, stream, is_cancelled, expired_leases, started_at) = entry.decode(), more
+            return Obstacle(
+                queue, entry, why.decode(), (begun_by or b"").decode(errors="replace"), since, float(more[0])
+            )
+        job_id, (execution_id, stream, is_cancelled, expired_leases, started_at, found_at) = entry.decode(), more
         name = self._queues[queue - 1].name
         execution = (job_id, execution_id.decode(), name, self._worker.name, owners_key(job_id), float(started_at))
         record = dict(zip(fields[::2], fields[1::2], strict=True))
         events = _whole_stream(stream)
-        return _Started(StartedJob(*execution), record, events, bool(is_cancelled), int(_number(expired_leases)))
+        return _Started(
+            StartedJob(*execution), record, events, bool(is_cancelled), int(_number(expired_leases)), float(found_at)
+        )
 
     def _claim(self, started: _Started) -> Claim:
-        contents = self._records.read(started.job.job_id, started.record)
+        contents = self._records.read(started.job.job_id, started.record, started.found_at)
         stream = tuple(started.stream or ())
         begun_by = started.record.get(keys.FINGERPRINT_FIELD.encode(), b"").decode(errors="replace")
         is_half_written = bool(stream) and not isinstance(stream[-1], EndEvent)
@@ -218,7 +225,7 @@ class Claims:
         extra = {"job_id": job_id, "fingerprint": begun_by}
         _log.warning("%s: left to a worker of the model %s, which began it", job_id, begun_by, extra=extra)
         if obstacle.left_at is None:
-            self._connection.hsetnx(Job.key_for(job_id), keys.LEFT_FIELD, str(time.time()))
+            self._connection.hsetnx(Job.key_for(job_id), keys.LEFT_FIELD, str(obstacle.found_at))
 
     def _drop(self, obstacle: Obstacle, action: Action) -> None:
         job_id, queue = obstacle.job_id, self._queues[obstacle.queue - 1]

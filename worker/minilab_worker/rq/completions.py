@@ -18,6 +18,7 @@ from rq.utils import now, utcformat
 from rq.worker import BaseWorker
 
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 from minilab_worker.job_store import Completion, StartedJob
 from minilab_worker.rq.scripts import FINISH
 
@@ -78,9 +79,12 @@ class Completions:
         job.ended_at = now()
         if completion.result is not None:
             self._worker._finalize_success(job, queue, execution, completion.result)
-            return
-        job.failure_ttl = keys.RETENTION
-        self._worker.handle_job_failure(job, queue, exc_string=completion.failure or "", execution=execution)
+        else:
+            job.failure_ttl = keys.RETENTION
+            self._worker.handle_job_failure(job, queue, exc_string=completion.failure or "", execution=execution)
+        expires_at = server_time(self._connection) + keys.RETENTION  # RQ has taken this machine's clock
+        for registry in (queue.finished_job_registry, queue.failed_job_registry):
+            self._connection.zadd(registry.key, {job.id: expires_at}, xx=True)
 
     def _fetch(self, job_id: str) -> Job:
         return Job.fetch(job_id, self._connection, serializer=JSONSerializer)

@@ -45,7 +45,7 @@ class RecordReader:
         # Copied for each job: RQ's constructor examines its serializer, for as long as all the rest takes.
         self._blank = Job("blank", connection=connection, serializer=JSONSerializer)
 
-    def read(self, job_id: str, record: dict[bytes, bytes]) -> JobContents:
+    def read(self, job_id: str, record: dict[bytes, bytes], server_time: float) -> JobContents:
         """What a record asks for; a refusal where it cannot be read, or asks what a worker does not do."""
         try:
             job = self._restored(job_id, record)
@@ -57,7 +57,7 @@ class RecordReader:
             return JobContents(None, UNREADABLE)
         request, refusal = _request_in(job)
         submitted_at = job.enqueued_at.timestamp() if job.enqueued_at else None
-        return JobContents(request, refusal, seconds_to_run(job), submitted_at, has_expired(job))
+        return JobContents(request, refusal, seconds_to_run(job), submitted_at, has_expired(job, server_time))
 
     def _restored(self, job_id: str, record: dict[bytes, bytes]) -> Job:
         check_record(record)

@@ -11,7 +11,8 @@ from typing import Final
 CLAIM: Final = """
 local worker, lease_seconds, fingerprint, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local started_at, created_at, serial, limit = ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])
-local now = tonumber(redis.call('TIME')[1])
+local time = redis.call('TIME')
+local now, moment = tonumber(time[1]), time[1] .. string.format('.%06d', time[2])
 local found, starts = {}, 0
 
 local function is_running(id, wip)
@@ -68,7 +69,7 @@ local function look_at(id, q, may_continue_another)
   local why = obstacle(id, intermediate, wip, may_continue_another)
   if why then
     local fields = why == 'begun' and redis.call('HMGET', 'rq:job:' .. id, 'minilab_fingerprint', 'minilab_left_at')
-    found[#found + 1] = {q, id, why, fields or {}}
+    found[#found + 1] = {q, id, why, fields or {}, moment}
     return
   end
   starts = starts + 1
@@ -78,7 +79,7 @@ local function look_at(id, q, may_continue_another)
   found[#found + 1] = {q, id, 'started', record, execution,
     redis.pcall('XRANGE', 'minilab:tokens:' .. id, '-', '+'),
     redis.call('EXISTS', 'minilab:cancel:' .. id),
-    redis.pcall('GET', 'minilab:deaths:' .. id), created_at}
+    redis.pcall('GET', 'minilab:deaths:' .. id), created_at, moment}
 end
 
 local given = 9
@@ -99,7 +100,8 @@ if starts > 0 then
 end
 return found
 """
-"""Take jobs from their queues and start them; answers for each what stood in the way, or ``started`` and what is known.
+"""Take jobs from their queues and start them; answers for each what stood in the way, or ``started`` and what is known,
+with the time by the server's clock.
 
 An id goes through RQ's intermediate queue, where those stay that were not started. The worker's lease is renewed with
 the start, or a worker that has just stood still would seem expired as it starts these.

@@ -17,6 +17,7 @@ from rq.queue import Queue
 from rq.registry import StartedJobRegistry
 
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 from minilab_worker.job_store import QueuedJob, StartedJob
 
 
@@ -28,7 +29,7 @@ class StartedJobs:
 
     def all(self) -> list[StartedJob]:
         """Every started job, in the order of the start as far as that is known."""
-        now = self.server_time()
+        now = server_time(self._connection)
         entries = [
             (queue.name, *member.decode().partition(":")[::2], expiry < now)
             for queue in self._queues
@@ -107,11 +108,6 @@ class StartedJobs:
             except redis.WatchError:
                 return False
         return True
-
-    def server_time(self) -> int:
-        """Unix time by the server's clock, which all workers share."""
-        seconds, _ = self._connection.time()
-        return int(seconds)
 
     def _members(self, queue: Queue) -> list[tuple[bytes, float]]:
         found: Any = self._connection.zrange(queue.started_job_registry.key, 0, -1, withscores=True)

@@ -12,6 +12,7 @@ from rq.job import Job, JobStatus
 from rq.utils import now, utcformat
 
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time, unix_time
 from minilab_worker.job_store import Claim, Completion, QueuedJob, Renewal, StartedJob
 from minilab_worker.rq.claims import HEARTBEAT_TTL, Claims
 from minilab_worker.rq.completions import Completions
@@ -61,10 +62,10 @@ class RqJobStore:
                 pipeline.zscore(job.owners_key, job.execution_id)
                 pipeline.hget(Job.key_for(job.job_id), "status")
             pipeline.time()
-            lease_before, *answers, server_time = pipeline.execute()
+            lease_before, *answers, moment = pipeline.execute()
         # With the lease renewed no worker takes any of these away, so that this writes to no job of another worker.
         owned = [job for job, score in zip(jobs, answers[::2], strict=True) if score is not None]
-        self._beat(owned, server_time[0], is_registered=lease_before is not None)
+        self._beat(owned, unix_time(moment), is_registered=lease_before is not None)
         cancelled = JobStatus.CANCELED.value.encode()
         stopped = [job.job_id for job, status in zip(jobs, answers[1::2], strict=True) if status == cancelled]
         return Renewal(len(owned) == len(jobs), tuple(stopped))
@@ -109,7 +110,7 @@ class RqJobStore:
 
     def trim(self) -> None:
         """Remove ended jobs whose records have expired from the registries, as RQ's own workers do now and then."""
-        moment = self._started.server_time()
+        moment = server_time(self._connection)
         with self._connection.pipeline(transaction=False) as pipeline:
             for queue in self._worker.queues:
                 for registry in (queue.finished_job_registry, queue.failed_job_registry):  # by when each job expires
@@ -118,20 +119,20 @@ class RqJobStore:
                 pipeline.zremrangebyscore(queue.canceled_job_registry.key, "-inf", moment - keys.RETENTION)
             pipeline.execute()
 
-    def _beat(self, jobs: Sequence[StartedJob], server_time: int, *, is_registered: bool) -> None:
+    def _beat(self, jobs: Sequence[StartedJob], moment: float, *, is_registered: bool) -> None:
         with self._connection.pipeline() as pipeline:
             if not is_registered:
                 self._worker.register(pipeline)
             self._worker.heartbeat(pipeline=pipeline)
             for job in jobs:
-                _beat_for(job, server_time, pipeline)
+                _beat_for(job, moment, pipeline)
             pipeline.execute()
 
 
-def _beat_for(job: StartedJob, server_time: int, pipeline: Any) -> None:
+def _beat_for(job: StartedJob, moment: float, pipeline: Any) -> None:
     """RQ's heartbeat of a job. It only lengthens what is there: meanwhile the recorder may have removed it."""
     pipeline.hset(Job.key_for(job.job_id), "last_heartbeat", utcformat(now()))
     pipeline.expire(execution_key(job), HEARTBEAT_TTL)
-    pipeline.zadd(started_key(job.queue), {member_of(job): server_time + HEARTBEAT_TTL}, xx=True)
-    pipeline.zadd(job.owners_key, {job.execution_id: server_time + HEARTBEAT_TTL + 60}, xx=True)
+    pipeline.zadd(started_key(job.queue), {member_of(job): moment + HEARTBEAT_TTL}, xx=True)
+    pipeline.zadd(job.owners_key, {job.execution_id: moment + HEARTBEAT_TTL + 60}, xx=True)
     pipeline.expire(job.owners_key, HEARTBEAT_TTL + 60)
