@@ -18,6 +18,7 @@ from rq.timeouts import JobTimeoutException
 
 from minilab_gen.errors import JobCancelledError, JobTimeoutError, MiniLabError, StreamError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.endings import has_expired
 from minilab_gen.protocol.events import EndEvent, EndReason, Event, TokenEvent
 from minilab_gen.protocol.jobs import seconds_to_run
@@ -119,7 +120,9 @@ class _Run:
         request = GenerationRequest.from_payload(self._payload)
         self._prompt, self._stop_ids = request.prompt, request.stop_ids
         published, _ = published_tokens(self._connection, self._job.id)
-        if not published and has_expired(self._job):  # one with tokens has started in time
+        if not published and has_expired(
+            self._job, server_time(self._connection)
+        ):  # one with tokens has started in time
             raise JobTimeoutError("the job waited longer than its ttl")
         model, tokenizer = _served()
         from minilab_gen.engine import Chosen, Engine, Sequence

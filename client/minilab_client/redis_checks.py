@@ -219,4 +219,4 @@ def _clock(connection: redis.Redis) -> Finding:
     found = f"the server's is {abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} ours"
     if abs(apart) < _CLOCKS_APART + (after - before) / 2:
         return ok("clock", f"{found}, which is near enough")
-    return warn("clock", f"{found}: a --ttl may end too soon or too late", "let NTP set both")
+    return warn("clock", f"{found}: --since, and when a job was submitted, go by ours", "let NTP set both")

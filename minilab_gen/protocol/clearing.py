@@ -17,6 +17,7 @@ from rq.serializers import JSONSerializer
 
 from minilab_gen.errors import RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.connection import checked_answers
 from minilab_gen.protocol.endings import prompt_length
 from minilab_gen.protocol.events import EndEvent, decode_entry, entry_id
@@ -66,11 +67,13 @@ def _cancel(connection: redis.Redis, queue: Queue, job_ids: list[str]) -> int:
             pipeline.eval(_TAKE_SCRIPT, 3, *places, entry_id(end.number), str(keys.RETENTION), job.id, *words)
         answers = pipeline.execute(raise_on_error=False)
     taken = [job for (job, _), answer in zip(ends, answers, strict=True) if _is_taken(answer)]
+    now = server_time(connection)
     registry = CanceledJobRegistry(queue.name, connection, serializer=JSONSerializer)
     with connection.pipeline(transaction=True) as pipeline:
         for job in taken:
             job.set_status(JobStatus.CANCELED, pipeline=pipeline)
             registry.add(job, pipeline=pipeline)
+            pipeline.zadd(registry.key, {job.id: now}, xx=True)  # RQ takes this machine's time
         pipeline.execute()
     return len(taken)
 

@@ -7,7 +7,6 @@ and Redis takes one terminal entry.
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Literal
 
 import redis
@@ -18,6 +17,7 @@ from rq.results import Result
 
 from minilab_gen.errors import RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.events import EndEvent, EndReason
 from minilab_gen.protocol.jobs import (
     EXPIRES_AT,
@@ -64,7 +64,9 @@ def settle(connection: redis.Redis, job_id: str) -> None:
     if end is not None:
         return
     if state == "queued":
-        if not tokens and has_expired(job) and take_from_queue(connection, job):  # tokens: it started in time
+        if tokens:
+            return  # it started in time
+        if has_expired(job, server_time(connection)) and take_from_queue(connection, job):
             end_waiting(connection, job, "timeout")
     elif state == "finished" and tokens:
         raise StreamError(f"the stream has a gap: the end after token {tokens} is missing")
@@ -87,14 +89,17 @@ def _settle_cancelled(connection: redis.Redis, job: Job) -> None:
 def _is_held(connection: redis.Redis, job: Job) -> bool:
     """Whether a live worker is at it, whatever its status says: it will write the end itself."""
     # Not by RQ's method, which also tidies the registry: a client has no business to write there.
-    held = connection.zcount(job.execution_registry.key, time.time(), "+inf")
+    held = connection.zcount(job.execution_registry.key, server_time(connection), "+inf")
     return bool(held and job.worker_name and connection.exists(sign_of_life(job.worker_name)))
 
 
-def has_expired(job: Job) -> bool:
-    """Whether a waiting job may no longer start; for ever it may where its meta names no time."""
+def has_expired(job: Job, now: float) -> bool:
+    """Whether a waiting job may no longer start; for ever it may where its meta names no time.
+
+    ``now`` is by the server's clock.
+    """
     expires_at = noted(job, EXPIRES_AT)
-    return isinstance(expires_at, int | float) and not isinstance(expires_at, bool) and time.time() >= expires_at
+    return isinstance(expires_at, int | float) and not isinstance(expires_at, bool) and now >= expires_at
 
 
 def take_from_queue(connection: redis.Redis, job: Job) -> bool:
@@ -121,6 +126,8 @@ def end_waiting(connection: redis.Redis, job: Job, reason: Literal["cancelled", 
         close_stream(connection, job, reason)
         with contextlib.suppress(InvalidJobOperation):  # another caller has just cancelled it
             job.cancel()
+        registry = queue_of(connection, job.origin).canceled_job_registry
+        connection.zadd(registry.key, {job.id: server_time(connection)}, xx=True)  # RQ takes this machine's time
         connection.expire(job.key, keys.RETENTION)
     else:
         close_stream(connection, job, reason, phase="waiting")
@@ -129,9 +136,11 @@ def end_waiting(connection: redis.Redis, job: Job, reason: Literal["cancelled", 
 
 def _record_failure(connection: redis.Redis, job: Job, why: str) -> None:
     """What RQ writes about a job that failed, in one transaction."""
+    expires_at = server_time(connection) + keys.RETENTION
     with connection.pipeline(transaction=True) as pipeline:
         job.set_status(JobStatus.FAILED, pipeline=pipeline)
         job.failed_job_registry.add(job, ttl=keys.RETENTION, exc_string=why, pipeline=pipeline)
+        pipeline.zadd(job.failed_job_registry.key, {job.id: expires_at}, xx=True)  # RQ takes this machine's time
         Result.create_failure(job, keys.RETENTION, why, pipeline=pipeline)
         pipeline.execute()
 

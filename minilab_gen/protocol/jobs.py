@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,13 +21,17 @@ from rq.serializers import JSONSerializer
 
 from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError, UnknownJobError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.streams import end_of, ends_of, stream_length
 from minilab_gen.request import MAX_SEED, GenerationRequest, shown
 
 EXPIRES_AT: Final = "expires_at"
-"""Field of a job's meta: the Unix time after which it must not start."""
+"""Field of a job's meta: the Unix time, by the server's clock, after which it must not start."""
+
+TTL: Final = "ttl"
+"""Field of a job's meta: the seconds that it may wait, for whoever asks the same again."""
 
 _SUBMISSION: Final = "submission"
 """Field of a job's meta: a random name of the call that submitted it."""
@@ -122,7 +125,7 @@ def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Sub
     call = secrets.token_hex(8)
     meta: dict[str, Any] = {_SUBMISSION: call}
     if submission.ttl is not None:
-        meta[EXPIRES_AT] = time.time() + submission.ttl
+        meta |= {TTL: submission.ttl, EXPIRES_AT: server_time(connection) + submission.ttl}
     try:
         queue.enqueue_call(
             func=keys.TASK,

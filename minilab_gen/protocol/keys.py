@@ -38,7 +38,7 @@ FINGERPRINT_FIELD: Final = "minilab_fingerprint"
 """Field of RQ's record of a job: the fingerprint of the model that has begun it."""
 
 LEFT_FIELD: Final = "minilab_left_at"
-"""The same: since when, in Unix time, workers of other fingerprints have left it to one of that."""
+"""The same: since when, in the server's Unix time, workers of other fingerprints have left it to one of that."""
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")  # the letters that RQ takes; bounded, since it becomes part of keys
 _MODEL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

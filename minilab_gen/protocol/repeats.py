@@ -13,7 +13,7 @@ from rq.job import Job
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import settle
-from minilab_gen.protocol.jobs import EXPIRES_AT, Submission, fetch, noted, recorded_state, request_of
+from minilab_gen.protocol.jobs import EXPIRES_AT, TTL, Submission, fetch, noted, recorded_state, request_of
 from minilab_gen.protocol.streams import stream_length
 from minilab_gen.request import GenerationRequest
 
@@ -47,7 +47,10 @@ def _submission_of(job: Job) -> Submission:
 
 
 def _ttl_of(job: Job) -> int | None:
-    """The seconds that a job was allowed to wait: what its record keeps is until when."""
+    """The seconds that a job was allowed to wait."""
+    ttl = noted(job, TTL)
+    if type(ttl) is int and ttl >= 1:
+        return min(ttl, keys.LONGEST_TIME)
     expires_at = noted(job, EXPIRES_AT)
     if not isinstance(expires_at, int | float) or isinstance(expires_at, bool):
         return None

@@ -33,9 +33,9 @@ class WorkerStats:
     fingerprint: str
     """That of its model: workers of one model that show different ones give different tokens."""
     started_at: float
-    """Unix time in seconds."""
+    """Unix time in seconds, by the server's clock."""
     reported_at: float
-    """Unix time in seconds."""
+    """The same."""
 
 
 def publish_stats(connection: redis.Redis, worker: str, stats: WorkerStats) -> None:

@@ -42,6 +42,6 @@ def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> Run:
     elif claim.begun_by is not None:
         why = f"no worker of the model {claim.begun_by}, which began it, came within {EQUAL_PATIENCE:.0f} s"
         run.end_at_once("error", error=why)
-    elif not claim.stream and has_expired(claim.job):
+    elif not claim.stream and has_expired(claim.job, claim.moment):
         run.end_at_once("timeout", phase="waiting")
     return run

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +21,7 @@ from rq.worker import BaseWorker, WorkerStatus
 
 from minilab_gen.errors import RequestError, StreamError, UnknownJobError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import unix_time
 from minilab_gen.protocol.connection import checked_answers
 from minilab_gen.protocol.endings import settle
 from minilab_gen.protocol.events import EndEvent, Event, decode_entry
@@ -51,6 +51,8 @@ class Claim:
     cancelled: bool
     deaths: int
     """Workers that died while they ran it."""
+    moment: float
+    """When, in Unix time by the server's clock."""
     begun_by: str | None = None
     """The fingerprint of the model that began it and for which we have waited in vain; None if we may go on with it."""
 
@@ -134,14 +136,15 @@ class Claims:
         with self._connection.pipeline() as pipeline:
             once = list({job_id: (queue, job_id) for queue, job_id in moved}.values())
             pipeline.watch(*(Job.key_for(job_id) for _, job_id in once))  # what changes from here on is noticed
-            starts = [startable for found in self._look_at(once) if (startable := self._startable(found)) is not None]
+            moment, seen = self._look_at(once)
+            starts = [startable for found in seen if (startable := self._startable(found, moment)) is not None]
             if not starts:
                 return []
             pipeline.multi()
             # With the lease, or a worker that has just stood still would seem dead as it starts these.
             pipeline.set(keys.worker_lease(self._worker.name), 1, ex=self._lease)
             self._worker.set_state(WorkerStatus.BUSY, pipeline=pipeline)
-            executions = [self._start_in(pipeline, start.queue, start.job) for start in starts]
+            executions = [self._start_in(pipeline, start.queue, start.job, moment) for start in starts]
             before = len(pipeline)
             for start in starts:
                 pipeline.xrange(keys.token_stream(start.job.id))
@@ -152,11 +155,13 @@ class Claims:
         for start, execution, *answer in zip(starts, executions, *(answers[k::3] for k in range(3)), strict=True):
             entries, flagged, deaths = answer
             stream = self._stream_in(start.job, entries)
-            claims.append(Claim(start.job, execution, stream, bool(flagged), int(_number(deaths)), start.begun_by))
+            died = int(_number(deaths))
+            claims.append(Claim(start.job, execution, stream, bool(flagged), died, moment, start.begun_by))
         return claims
 
-    def _start_in(self, pipeline: Any, queue: Queue, job: Job) -> Execution:
+    def _start_in(self, pipeline: Any, queue: Queue, job: Job, moment: float) -> Execution:
         execution = Execution.create(job, HEARTBEAT_TTL, pipeline=pipeline, worker_name=self._worker.name)
+        hold(pipeline, execution, moment)
         job.prepare_for_execution(self._worker.name, pipeline=pipeline)
         pipeline.hset(job.key, mapping={"origin": queue.name, keys.FINGERPRINT_FIELD: self._fingerprint})
         pipeline.hdel(job.key, keys.LEFT_FIELD)
@@ -164,21 +169,23 @@ class Claims:
         pipeline.lrem(queue.intermediate_queue_key, 1, job.id)
         return execution
 
-    def _look_at(self, moved: list[tuple[Queue, str]]) -> list[_Found]:
+    def _look_at(self, moved: list[tuple[Queue, str]]) -> tuple[float, list[_Found]]:
+        """The server's time, and what stands in Redis about these jobs."""
         with self._connection.pipeline(transaction=False) as pipeline:
             for queue, job_id in moved:
                 pipeline.hgetall(Job.key_for(job_id))
                 pipeline.lpos(queue.intermediate_queue_key, job_id)
                 pipeline.zrange(ExecutionRegistry(job_id, self._connection).key, 0, -1)
                 pipeline.xrevrange(keys.token_stream(job_id), count=1)
-            answers = checked_answers(pipeline.execute(raise_on_error=False))
+            pipeline.time()
+            *answers, moment = checked_answers(pipeline.execute(raise_on_error=False))
         found = []
         for (queue, job_id), record, place, executions, last in zip(
             moved, *(answers[k::4] for k in range(4)), strict=True
         ):
             is_held = self._is_held(queue, job_id, executions)
             found.append(_Found(queue, job_id, record, place is not None, is_held, _is_token(last)))
-        return found
+        return unix_time(moment), found
 
     def _is_held(self, queue: Queue, job_id: str, executions: list[bytes] | Exception) -> bool:
         if isinstance(executions, Exception):  # of another type: no execution can be in it, nor be put there
@@ -190,7 +197,7 @@ class Claims:
         members = [f"{job_id}:{execution.decode()}" for execution in executions]
         return any(self._connection.zscore(registry, member) is not None for member in members)
 
-    def _startable(self, found: _Found) -> _Startable | None:
+    def _startable(self, found: _Found, moment: float) -> _Startable | None:
         """The job, if it is to be started; what else was found is put in order here."""
         if not found.is_ours:
             return None  # others gave it back to its queue while we stood still
@@ -213,7 +220,7 @@ class Claims:
             found.queue.intermediate_queue.remove(found.job_id)
             return None
         begun_by = self._begun_by_another(found)
-        if begun_by is not None and not self._has_waited(found):
+        if begun_by is not None and not self._has_waited(found, moment):
             extra = {"job_id": found.job_id, "fingerprint": begun_by}
             _log.warning("%s: left to a worker of the model %s, which began it", found.job_id, begun_by, extra=extra)
             return None  # it stays where it is, until it counts as never started
@@ -226,12 +233,12 @@ class Claims:
             return None
         return begun_by.decode(errors="replace")
 
-    def _has_waited(self, found: _Found) -> bool:
+    def _has_waited(self, found: _Found, moment: float) -> bool:
         """Whether a job has been left to another worker for as long as it may."""
         left_at: bytes | None = found.record.get(keys.LEFT_FIELD.encode())
         if left_at is None:
-            self._connection.hsetnx(Job.key_for(found.job_id), keys.LEFT_FIELD, str(time.time()))
-        return left_at is not None and time.time() - _number(left_at) > EQUAL_PATIENCE
+            self._connection.hsetnx(Job.key_for(found.job_id), keys.LEFT_FIELD, str(moment))
+        return left_at is not None and moment - _number(left_at) > EQUAL_PATIENCE
 
     def _read(self, found: _Found) -> Job | None:
         if isinstance(found.record, Exception):
@@ -258,6 +265,18 @@ class Claims:
             _log.warning("%s: the stream is not whole, it begins anew", job.id, extra={"job_id": job.id})
             self._connection.delete(keys.token_stream(job.id))
             return []
+
+
+def hold(pipeline: Any, execution: Execution, moment: float, *, xx: bool = False) -> None:
+    """Write until when RQ is to believe in an execution, by the server's clock; RQ itself takes this machine's.
+
+    Whoever looks at the registry, on whatever machine, fails jobs whose time is over. With ``xx`` only lengthen what is
+    there.
+    """
+    registry, until = execution.job.started_job_registry.key, moment + HEARTBEAT_TTL
+    pipeline.zadd(registry, {execution.composite_key: until}, xx=xx)
+    # A minute longer, as RQ has it.
+    pipeline.zadd(ExecutionRegistry(execution.job_id, execution.connection).key, {execution.id: until + 60}, xx=xx)
 
 
 def _is_token(last: Any) -> bool:

@@ -14,9 +14,9 @@ import redis
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job, JobStatus
 from rq.queue import Queue
-from rq.utils import now
 
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import unix_time
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,10 +54,10 @@ class Holdings:
         with self._connection.pipeline(transaction=False) as pipeline:
             for _, execution, _ in found:
                 pipeline.hget(execution.key, "worker_name")
-            workers = pipeline.execute()
-        right_now = now().timestamp()
+            pipeline.time()
+            *workers, now = pipeline.execute()
         return [
-            Holding(queue, execution.job_id, execution.id, (worker or b"").decode(), expiry < right_now)
+            Holding(queue, execution.job_id, execution.id, (worker or b"").decode(), expiry < unix_time(now))
             for (queue, execution, expiry), worker in zip(found, workers, strict=True)
         ]
 

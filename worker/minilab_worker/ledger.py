@@ -38,8 +38,9 @@ from rq.worker import BaseWorker, WorkerStatus
 
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time, unix_time
 from minilab_gen.protocol.jobs import OUR_WORKERS
-from minilab_worker.claims import HEARTBEAT_TTL, Claim, Claims
+from minilab_worker.claims import HEARTBEAT_TTL, Claim, Claims, hold
 
 _log = logging.getLogger(__name__)
 
@@ -109,11 +110,12 @@ class Ledger(BaseWorker):
         """
         executions = list(self.executions.values())
         with self.connection.pipeline() as pipeline:
+            pipeline.time()
             pipeline.set(keys.worker_lease(self.name), json.dumps(self._state_now()), ex=self._lease, get=True)
             for execution in executions:
                 pipeline.zscore(execution.job.execution_registry.key, execution.id)
                 pipeline.hget(execution.job.key, "status")
-            earlier, *answers = pipeline.execute()
+            moment, earlier, *answers = pipeline.execute()
         # With the lease renewed nobody takes any of these away, so that this writes to no job of another worker's.
         held = [execution for execution, score in zip(executions, answers[::2], strict=True) if score is not None]
         with self.connection.pipeline() as pipeline:
@@ -121,7 +123,7 @@ class Ledger(BaseWorker):
                 self._register(pipeline)  # Redis may have lost it, or RQ may have struck it off
             self.heartbeat(pipeline=pipeline)
             for execution in held:
-                self._beat_for(execution, pipeline)
+                self._beat_for(execution, pipeline, unix_time(moment))
             pipeline.execute()
         for execution, status in zip(executions, answers[1::2], strict=True):
             if status == JobStatus.CANCELED.value.encode():
@@ -136,7 +138,7 @@ class Ledger(BaseWorker):
 
     def trim(self) -> None:
         """Strike ended jobs whose records have expired off the registries, as RQ's own workers do now and then."""
-        moment = now().timestamp()
+        moment = server_time(self.connection)
         with self.connection.pipeline(transaction=False) as pipeline:
             for queue in self.queues:
                 for registry in (queue.finished_job_registry, queue.failed_job_registry):  # by when each job expires
@@ -163,11 +165,12 @@ class Ledger(BaseWorker):
         with self.connection.pipeline() as pipeline:
             pipeline.watch(*(closing.job.key for closing in closings))  # whoever takes a job over touches its record
             held = self.still_held(closing.execution for closing in closings)
+            moment = unix_time(pipeline.time())
             ours = [closing for closing in closings if closing.execution.id in held]
             plain = [closing for closing in ours if not _has_followers(closing)]
             pipeline.multi()
             for closing in plain:
-                self._record_in(pipeline, closing)
+                self._record_in(pipeline, closing, moment)
             before = len(pipeline)
             for closing in plain:
                 pipeline.exists(closing.job.dependents_key)  # with the end, so that none can slip in between
@@ -229,18 +232,18 @@ class Ledger(BaseWorker):
         worker_registration.register(self, pipeline)
         self.heartbeat(pipeline=pipeline)
 
-    def _beat_for(self, execution: Execution, pipeline: Any) -> None:
+    def _beat_for(self, execution: Execution, pipeline: Any, moment: float) -> None:
         """Only lengthen what is there: meanwhile the recorder may have removed it."""
         job = execution.job
         job.heartbeat(now(), HEARTBEAT_TTL, pipeline=pipeline, xx=True)
         pipeline.expire(execution.key, HEARTBEAT_TTL)
-        job.started_job_registry.add_execution(execution, pipeline=pipeline, ttl=HEARTBEAT_TTL, xx=True)
-        job.execution_registry.add(execution, HEARTBEAT_TTL, pipeline, xx=True)
+        pipeline.expire(job.execution_registry.key, HEARTBEAT_TTL + 60)
+        hold(pipeline, execution, moment, xx=True)
 
     def _state_now(self) -> dict[str, Any]:
         return {"running": len(self.executions), "queues": self.queue_names()}
 
-    def _record_in(self, pipeline: Any, closing: Closing) -> None:
+    def _record_in(self, pipeline: Any, closing: Closing, moment: float) -> None:
         job = closing.job
         assert job.started_at
         job.ended_at = now()
@@ -264,6 +267,7 @@ class Ledger(BaseWorker):
         else:
             job.set_status(JobStatus.CANCELED, pipeline=pipeline)
             CanceledJobRegistry(job.origin, self.connection, serializer=self.serializer).add(job, pipeline=pipeline)
+        self._stamp(pipeline, job, moment)
         job.cleanup(keys.RETENTION, pipeline=pipeline, remove_from_queue=False)
         closing.execution.delete(job, pipeline)
 
@@ -272,9 +276,17 @@ class Ledger(BaseWorker):
         job.ended_at = now()
         if closing.result is not None:
             self._finalize_success(job, queue, closing.execution, closing.result)
-            return
-        job.failure_ttl = keys.RETENTION
-        self.handle_job_failure(job, queue, exc_string=closing.failure or "", execution=closing.execution)
+        else:
+            job.failure_ttl = keys.RETENTION
+            self.handle_job_failure(job, queue, exc_string=closing.failure or "", execution=closing.execution)
+        self._stamp(self.connection, job, server_time(self.connection))
+
+    def _stamp(self, pipeline: Any, job: Job, moment: float) -> None:
+        """Write by the server's clock when an ended job leaves RQ's registries; RQ itself takes this machine's."""
+        queue = self._queue_of(job)
+        for registry in (queue.finished_job_registry, queue.failed_job_registry):  # by when each job expires
+            pipeline.zadd(registry.key, {job.id: moment + keys.RETENTION}, xx=True)
+        pipeline.zadd(queue.canceled_job_registry.key, {job.id: moment}, xx=True)  # by when each was cancelled
 
     def _queue_of(self, job: Job) -> Queue:
         return next(queue for queue in self.queues if queue.name == job.origin)

@@ -13,6 +13,7 @@ from typing import Final
 import redis
 
 from minilab_gen.protocol.cards import ModelCard
+from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.worker_stats import WorkerStats, publish_stats
 
 REPORT_INTERVAL: Final = 1.0
@@ -36,7 +37,7 @@ class Reporter:
         self._connection, self._worker = connection, worker
         self._card, self._places = card, places
         self._clock = clock
-        self._started_at = time.time()
+        self._started_at: float | None = None
         self._next_report = 0.0
         self._counted: deque[tuple[float, int]] = deque([(clock(), 0)], maxlen=SPEED_REPORTS + 1)
         """When how many tokens had been chosen, oldest first."""
@@ -48,6 +49,8 @@ class Reporter:
             return
         self._next_report = now + REPORT_INTERVAL
         self._counted.append((now, tokens))
+        moment = server_time(self._connection)
+        self._started_at = self._started_at or moment
         stats = WorkerStats(
             model=self._card.name,
             places=self._places,
@@ -57,7 +60,7 @@ class Reporter:
             exactness=self._card.exactness,
             fingerprint=self._card.fingerprint,
             started_at=self._started_at,
-            reported_at=time.time(),
+            reported_at=moment,
         )
         publish_stats(self._connection, self._worker, stats)
 

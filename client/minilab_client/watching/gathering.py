@@ -1,4 +1,4 @@
-"""Makes a snapshot of the service, look by look, in two round trips: what there is, then what is visible of it.
+"""Makes a snapshot of the service, look by look, in three round trips: the time, what there is, what is visible of it.
 
 It must not know how a snapshot is drawn, and it changes nothing in Redis.
 """
@@ -16,6 +16,7 @@ from minilab_client.watching.streams import EndedJobs, RunningJobs
 from minilab_client.watching.survey import Survey, readable, survey
 from minilab_client.watching.workforce import Workforce
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 
 
 class Gatherer:
@@ -31,7 +32,8 @@ class Gatherer:
 
     def look(self, room: Room) -> Snapshot:
         """What there is now, and as many jobs of it as there is room for. Raises what redis-py raises."""
-        found = self._survey(room.height)
+        now = server_time(self._connection)
+        found = self._survey(room.height, now)
         rows = room.share(_counts(len(found.models), len(found.workers), found.models.values()))
         workforce = self._workforce
         with self._connection.pipeline(transaction=False) as pipeline:
@@ -47,7 +49,7 @@ class Gatherer:
         idle = {line.model for line in workforce.lines} - queued - {""}
         models = {name: ModelLine(name) for name in idle} | found.models
         return Snapshot(
-            taken_at=time.time(),
+            taken_at=now,
             models=tuple(models[name] for name in sorted(models)),
             fleet=workforce.fleet,
             workers=workforce.lines,
@@ -57,11 +59,11 @@ class Gatherer:
             counts=_counts(len(queued | idle), len(workforce.lines), models.values()),
         )
 
-    def _survey(self, most: int) -> Survey:
-        found = survey(self._connection, self._queues, self._running.followed, most)
+    def _survey(self, most: int, now: float) -> Survey:
+        found = survey(self._connection, self._queues, self._running.followed, most, now)
         if self._model is None and found.queues != self._queues:  # there are new ones, or this is the first look
             self._queues = found.queues
-            found = survey(self._connection, self._queues, self._running.followed, most)
+            found = survey(self._connection, self._queues, self._running.followed, most, now)
         return found
 
 

@@ -6,7 +6,6 @@ It must not know what is shown of it. However much waits or runs, it costs the s
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -51,10 +50,10 @@ class Survey:
     """RQ's keys of all workers, also of programs that are not ours."""
 
 
-def survey(connection: redis.Redis, queues: Sequence[str], followed: Sequence[str], most: int) -> Survey:
+def survey(connection: redis.Redis, queues: Sequence[str], followed: Sequence[str], most: int, now: float) -> Survey:
     """Look into the first :data:`MOST_QUEUES` of these queues: at most ``most`` ids, 1 or more, from each list.
 
-    ``followed`` are jobs that ran a while ago. Raises what redis-py raises.
+    ``followed`` are jobs that ran a while ago; ``now`` is by the server's clock. Raises what redis-py raises.
     """
     visited = queues[:MOST_QUEUES]
     with connection.pipeline(transaction=False) as pipeline:
@@ -63,7 +62,7 @@ def survey(connection: redis.Redis, queues: Sequence[str], followed: Sequence[st
         for job_id in followed:
             pipeline.hget(Job.key_for(job_id), "status")
         for name in visited:
-            _ask(pipeline, queue_of(connection, name), most)
+            _ask(pipeline, queue_of(connection, name), most, now)
         answers = readable(pipeline.execute(raise_on_error=False))
     names = [text_of(key).removeprefix(Queue.redis_queue_namespace_prefix) for key in next(answers) or ()]
     workers = [text_of(key) for key in next(answers) or ()]
@@ -108,8 +107,7 @@ _ENDINGS: Final = (("finished", keys.RETENTION), ("failed", keys.RETENTION), ("c
 """How jobs may have ended by RQ's books, and how many seconds after the end lies the time that is written there."""
 
 
-def _ask(pipeline: Any, queue: Queue, most: int) -> None:
-    now = time.time()
+def _ask(pipeline: Any, queue: Queue, most: int, now: float) -> None:
     running, done = queue.started_job_registry.key, queue.finished_job_registry.key
     failed, cancelled = queue.failed_job_registry.key, queue.canceled_job_registry.key
     pipeline.llen(queue.key)
