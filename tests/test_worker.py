@@ -21,6 +21,7 @@ from rq.serializers import JSONSerializer
 from waiting import wait_until
 
 from minilab_gen import EndEvent
+from minilab_gen.engine import Engine
 from minilab_gen.generate import generate
 from minilab_gen.protocol import endings, jobs, keys
 from minilab_gen.protocol.jobs import Submission, enqueue
@@ -207,20 +208,23 @@ def test_rqs_own_cancel_stops_a_running_job(
     assert status(server, job_id) == "canceled"
 
 
-def test_a_job_past_its_timeout_ends_alone(server: redis.Redis, served: ServedModel, start_worker: StartWorker) -> None:
+def test_a_job_past_its_timeout_ends_alone(
+    server: redis.Redis, served: ServedModel, start_worker: StartWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def slow_step(engine: Engine) -> Any:
+        time.sleep(0.05)  # an answer then takes three seconds
+        return step(engine)
+
+    step = Engine.step
+    monkeypatch.setattr(Engine, "step", slow_step)
     worker = start_worker()
-    slow_down(worker)
     patient = enqueue(server, LONG, Submission())
     hasty = enqueue(server, GenerationRequest((9,), 60), Submission(timeout=1))
-    worker_runs = jobs.fetch(server, hasty)
-    assert worker_runs.timeout == 1
-    engine = worker._loop._engine
-    wait_until(lambda: hasty in engine._known)
-    engine._known[hasty].deadline = 0.0
 
     end = wait_for_end(server, hasty)
 
     assert (end.reason, end.phase) == ("timeout", "running")
+    assert 0 < end.tokens < 30
     assert wait_for_end(server, patient).succeeded
     answer = result(server, patient)
     assert answer is not None
@@ -230,16 +234,17 @@ def test_a_job_past_its_timeout_ends_alone(server: redis.Redis, served: ServedMo
 
 
 def test_a_job_that_waited_longer_than_its_ttl_is_not_started(server: redis.Redis, start_worker: StartWorker) -> None:
+    """The worker finds that; a reader would, too, but there is none."""
     job_id = enqueue(server, LONG, Submission(ttl=1))
-    job = jobs.fetch(server, job_id)
-    job.meta[jobs.EXPIRES_AT] = 0.0
-    job.save_meta()
-    start_worker()  # either it or the reader finds the job too old
+    late = server.time()[0] + 2
+    wait_until(lambda: server.time()[0] >= late)
 
-    end = wait_for_end(server, job_id)
+    worker = start_worker()
 
-    assert (end.reason, end.phase, end.tokens) == ("timeout", "waiting", 0)
-    wait_until(lambda: status(server, job_id) == "failed")
+    wait_until(lambda: worker.done == 1)
+    _, end = published_tokens(server, job_id)
+    assert end == EndEvent("timeout", 0, prompt_tokens=2, phase="waiting")
+    assert status(server, job_id) == "failed"
 
 
 @pytest.mark.parametrize(

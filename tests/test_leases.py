@@ -1,0 +1,161 @@
+"""Who holds a job and for how long: a live lease keeps it, a lost one lets it go to others soon."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import redis
+from client_process import environment
+from minilab_worker.claims import Claim
+from minilab_worker.holdings import Holding, Holdings
+from minilab_worker.ledger import Ledger
+from minilab_worker.takeover import Takeover
+from minilab_worker.tally import Tally
+from own_service import LIMIT, OwnService
+from redis.client import Pipeline
+from waiting import wait_until
+
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.connection import connect
+from minilab_gen.protocol.events import EndEvent
+from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of
+from minilab_gen.request import GenerationRequest
+
+LEASE = 30
+"""Seconds: no lease runs out in a test of itself."""
+
+SWEPT_WITHIN = 5.0
+"""Seconds in which a job whose holder is gone must have been found: five sweeps, on a machine that may be loaded."""
+
+REQUEST = GenerationRequest((5, 6, 7), max_new_tokens=20)
+
+MakeLedger = Callable[[], Ledger]
+
+
+@pytest.fixture
+def make_ledger(server: redis.Redis, server_url: str) -> Iterator[MakeLedger]:
+    """Workers as RQ's books see them."""
+    with ExitStack() as stack:
+
+        def make() -> Ledger:
+            ledger = Ledger(connect(server_url), keys.queue_names(keys.DEFAULT_MODEL), LEASE, "a-model")
+            ledger.open()
+            stack.callback(ledger.connection.close)
+            stack.callback(ledger.close)
+            return ledger
+
+        yield make
+
+
+def claimed(connection: redis.Redis, ledger: Ledger) -> Claim:
+    enqueue(connection, REQUEST, Submission())
+    (claim,) = ledger.claim(1, 0.0)
+    return claim
+
+
+def holdings(connection: redis.Redis) -> Holdings:
+    return Holdings(connection, [queue_of(connection, keys.queue_name(keys.DEFAULT_MODEL))])
+
+
+def only_holding(connection: redis.Redis) -> Holding:
+    (holding,) = holdings(connection).all()
+    return holding
+
+
+def status(connection: redis.Redis, job_id: str) -> str:
+    return str(fetch(connection, job_id).get_status().value)
+
+
+def test_a_job_is_not_taken_from_a_worker_that_holds_its_lease(server: redis.Redis, make_ledger: MakeLedger) -> None:
+    claim = claimed(server, make_ledger())
+
+    assert not holdings(server).put_back(only_holding(server), if_dead=True)
+
+    assert status(server, claim.job.id) == "started"
+    assert not server.exists(keys.deaths(claim.job.id))
+
+
+def test_a_job_is_not_taken_from_a_worker_that_renews_its_lease_at_that_moment(
+    server: redis.Redis, make_ledger: MakeLedger, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the look at its lease and the transaction that takes the job away."""
+    ledger = make_ledger()
+    claim = claimed(server, ledger)
+    holding = only_holding(server)
+    server.delete(keys.worker_lease(ledger.name))
+
+    def renew_first(pipeline: Any) -> None:
+        server.set(keys.worker_lease(ledger.name), 1, ex=LEASE)
+        multi(pipeline)
+
+    multi = Pipeline.multi
+    monkeypatch.setattr(Pipeline, "multi", renew_first)
+
+    assert not holdings(server).put_back(holding, if_dead=True)
+
+    assert status(server, claim.job.id) == "started"
+
+
+def test_a_claim_renews_the_lease_of_a_worker_that_stood_still(server: redis.Redis, make_ledger: MakeLedger) -> None:
+    """Else the jobs that it starts would count as those of a dead one."""
+    sleeper, other = make_ledger(), make_ledger()
+    server.delete(keys.worker_lease(sleeper.name))
+
+    claim = claimed(server, sleeper)
+
+    assert LEASE - 5 < server.ttl(keys.worker_lease(sleeper.name)) <= LEASE
+    Takeover(other, LEASE, Tally()).sweep_if_due()
+    assert status(server, claim.job.id) == "started"
+
+
+def test_a_job_of_a_dead_worker_is_found_soon_after_its_lease(server: redis.Redis, make_ledger: MakeLedger) -> None:
+    dead, other = make_ledger(), make_ledger()
+    claim = claimed(server, dead)
+    takeover = Takeover(other, LEASE, Tally())
+    takeover.sweep_if_due()
+    assert status(server, claim.job.id) == "started"
+    began = time.monotonic()
+
+    server.delete(keys.worker_lease(dead.name))
+    while status(server, claim.job.id) != "queued" and time.monotonic() - began < 2 * SWEPT_WITHIN:
+        takeover.sweep_if_due()
+
+    assert time.monotonic() - began < SWEPT_WITHIN
+    assert server.get(keys.deaths(claim.job.id)) == b"1"
+
+
+def test_timeout_ends_a_job_of_a_real_worker_and_no_other(own_service: OwnService) -> None:
+    """The worker stands still over the end of the time, though not over that of its lease."""
+    worker = own_service.fleet.start_and_wait()
+    patient = own_service.submit()
+    hasty = submitted_by_client(own_service, "--timeout", "1")
+    own_service.wait_for_holder(hasty, worker)
+    started = own_service.connection.time()
+    worker.sleep()
+    wait_until(lambda: seconds_between(started, own_service.connection.time()) > 1)
+    worker.wake()
+
+    own_service.wait_for_status(hasty, "failed")
+
+    *tokens, end = own_service.stream(hasty)
+    assert end == EndEvent("timeout", len(tokens), prompt_tokens=3, phase="running")
+    own_service.wait_for_status(patient, "finished")
+    own_service.assert_answered(patient)
+
+
+def submitted_by_client(service: OwnService, *options: str) -> str:
+    command = [sys.executable, "-m", "minilab_client", "submit", "--ids", "5,6,7", "--max-new-tokens", "1000", *options]
+    done = subprocess.run(
+        command, env=environment(service.server.url), check=True, capture_output=True, text=True, timeout=LIMIT
+    )
+    return done.stdout.strip()
+
+
+def seconds_between(earlier: Any, later: Any) -> float:
+    return float(later[0] - earlier[0] + (later[1] - earlier[1]) / 1e6)
