@@ -25,7 +25,7 @@ from minilab_gen.generate import generate
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.request import GenerationRequest
 
-REQUEST = GenerationRequest((5, 6), max_new_tokens=40)
+REQUEST = GenerationRequest((5, 6), max_new_tokens=50)
 SLOTS = 4
 HOLDING = (JobState.CLAIMED, JobState.RUNNING, JobState.ENDED, JobState.PUBLISHED)
 FINAL = (JobState.RECORDED, JobState.LOST, JobState.RETURNED)
@@ -300,6 +300,7 @@ def test_a_lost_job_releases_its_slot_and_is_neither_ended_nor_recorded(service:
 
     wait_until(lambda: worker.used == 0)
     assert worker.counters.lost == 1
+    assert service.tokens("job") < REQUEST.max_new_tokens, "it need not come to its end to see that it is lost"
     assert not isinstance(service.queue.streams["job"][-1], EndEvent)
     assert not service.has_ended("job")
     service.queue.submit("other", REQUEST)

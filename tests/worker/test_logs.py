@@ -62,7 +62,7 @@ def of_job(lines: list[str], job_id: str) -> list[dict[str, Any]]:
 def test_a_quiet_worker_tells_its_start_and_its_end_and_no_job(server: redis.Redis, burst: Any) -> None:
     for number in range(5):
         enqueue(server, GenerationRequest((number,), 3), Submission(job_id=f"job-number-{number}"))
-    enqueue(server, GenerationRequest((99_999,)), Submission(job_id="job-number-6"))
+    enqueue(server, GenerationRequest((1,) * 1000), Submission(job_id="job-number-6"))  # which fails
 
     said = "\n".join(burst())
 
