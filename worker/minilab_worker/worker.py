@@ -63,6 +63,7 @@ class WorkerSettings:
     burst: bool = False
     """Leave when the queues are empty."""
     threads: int | None = None
+    """How many compute; without a number, as many as the model was checked with."""
     lease: int = 15
     """Seconds after its last heartbeat at which a worker counts as dead."""
     grace: float = 25.0
@@ -85,7 +86,7 @@ class Worker:
             Publisher(connect(settings.redis_url)),
             self,
             self.tally,
-            settings.threads,
+            settings.threads or served.threads,
         )
         self._takeover = Takeover(self._ledger, settings.lease, self.tally)
         self._ledger.on_stop = self._loop.stop_job
