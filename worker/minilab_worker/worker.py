@@ -77,6 +77,7 @@ class WorkerSettings:
     burst: bool = False
     """Exit when the queues are empty."""
     threads: int | None = None
+    """How many compute; without a number, as many as the model was checked with."""
     lease: int = 15
     """Seconds after its last heartbeat at which a worker's lease expires."""
     grace: float = 25.0
@@ -115,7 +116,8 @@ class Worker:
         self.counters = Counters()
         self._jobs = JobTable(settings.max_batch, self)
         self._engine = make_engine(served, settings.max_batch, self.counters)
-        self._loop = EngineLoop(self._engine, ports.streams, self._store, self._jobs, self.counters, settings.threads)
+        threads = settings.threads or served.threads
+        self._loop = EngineLoop(self._engine, ports.streams, self._store, self._jobs, self.counters, threads)
         self._takeover = Takeover(self._store, self._jobs, settings.lease, self.counters)
         self._recorder = Recorder(self._store, self._jobs)
         self._reporter = Reporter(self._connection, self.name, served.card, settings.max_batch)
