@@ -88,10 +88,10 @@ def test_the_speeds_in_the_readme_are_those_that_were_measured() -> None:
     readme = prose_of(ROOT / "README.md")
 
     assert row in readme
-    assert f"its own batches give {of['batching']}." in readme
-    assert f"OpenVINO GenAI with {of['OpenVINO GenAI']}, before CTranslate2 with {of['CTranslate2']};" in readme
+    assert f"its continuous batching reaches {of['batching']}." in readme
+    assert f"OpenVINO GenAI with {of['OpenVINO GenAI']} and CTranslate2 with {of['CTranslate2']}." in readme
     large = {name: written(figure) for name, figure in measured().items()}
-    assert f"{large['135M OpenVINO GenAI']} beside our {large['135M engine']}." in readme
+    assert f"{large['135M OpenVINO GenAI']} and our engine {large['135M engine']}." in readme
 
 
 def test_what_is_told_of_the_base_model_is_what_its_training_recorded() -> None:
