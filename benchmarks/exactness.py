@@ -133,7 +133,7 @@ class Trial:
                 self._engine.end(name, "cancelled")
             self._take(self._engine.step())
             self._step += 1
-        self._engine.check_books()
+        self._engine.check_idle()
         for case in self._cases.values():
             self._judge(case)
 

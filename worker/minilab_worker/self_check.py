@@ -147,7 +147,7 @@ def _run(model: MiniLabModel, batch: _Batch, until: float, tell: Callable[[], No
         engine.step()
         tell()
     if not engine.has_work:
-        engine.check_books()
+        engine.check_idle()
 
 
 def _compare(model: MiniLabModel, batch: _Batch, until: float, verdict: Verdict, tell: Callable[[], None]) -> None:
