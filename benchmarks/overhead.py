@@ -80,7 +80,7 @@ _PUBLISHING: Final = ("xadd", "mget")
 def _step_parts(model: MiniLabModel) -> tuple[Watched, ...]:
     """Within the step; none lies within another."""
     return (
-        Watched(Engine, "_let_go", "letting go"),
+        Watched(Engine, "_remove_ended", "removing ended ones"),
         Watched(Scheduler, "plan", "admitting"),
         Watched(engine_module, "StepBatch", "laying out"),
         Watched(MiniLabModel, "trunk", "forward"),

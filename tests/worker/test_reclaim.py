@@ -163,7 +163,7 @@ def test_an_id_that_is_queued_again_while_it_runs_runs_once(
 def test_a_worker_that_claims_its_own_lost_job_again_goes_on(
     server: redis.Redis, served: ServedModel, start: StartWorker
 ) -> None:
-    """Another worker found it dead and had no free place itself."""
+    """Another worker found the lease expired and had no free slot itself."""
     start()
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
