@@ -44,7 +44,7 @@ def test_what_is_not_finished_in_the_grace_time_goes_back_to_the_head_of_the_que
 
     assert own_service.queue.get_job_ids() == running + waiting
     assert {own_service.status(job_id) for job_id in jobs} == {"queued"}
-    assert own_service.connection.exists(*map(keys.deaths, running)) == 0, "to leave is not to die"
+    assert own_service.connection.exists(*map(keys.expired_leases, running)) == 0, "none has expired"
     assert own_service.connection.keys("rq:execution*") == []
     own_service.fleet.start()
     for job_id in jobs:

@@ -403,7 +403,7 @@ def lose_connection(completions: object, ends: object) -> None:
     raise redis.ConnectionError("gone")
 
 
-@pytest.mark.parametrize("overwritten", ["rq:executions:{0}", "minilab:deaths:{0}"])
+@pytest.mark.parametrize("overwritten", ["rq:executions:{0}", "minilab:expired-leases:{0}"])
 def test_a_key_of_another_type_does_not_end_the_worker(
     server: redis.Redis, start: StartWorker, overwritten: str
 ) -> None:
