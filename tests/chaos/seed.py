@@ -29,7 +29,7 @@ _LOG_LOSS: Final = 4.0
 """Seconds of acknowledged writes that a killed Redis may lose: one between two fsyncs, and two more for which it puts
 off writing while the disk is busy."""
 
-_TAKEOVER_LINE: Final = "is gone, the job goes on"
+_TAKEOVER_LINE: Final = "has expired, the job is requeued"
 _ZOMBIE_LINE: Final = "another worker has taken the job over"
 
 

@@ -29,7 +29,7 @@ MOST_CLIENT_BYTES: Final = 150_000_000
 
 _PAUSE: Final = 0.1  # seconds between two questions; one to Docker starts a program
 _TEXT: Final = "Phileas Fogg"
-_TAKEOVER_LINE: Final = "is gone, the job goes on"
+_TAKEOVER_LINE: Final = "has expired, the job is requeued"
 
 _OVERRIDE: Final = """
 services:

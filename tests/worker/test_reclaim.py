@@ -395,7 +395,7 @@ def test_a_worker_whose_last_record_meets_no_redis_gives_up_and_does_not_hang(
     worker = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4, lease=LEASE), served)
     monkeypatch.setattr(Completions, "record", lose_connection)
 
-    with pytest.raises(RedisUnavailableError, match="Redis is away"):
+    with pytest.raises(RedisUnavailableError, match="Redis is unavailable"):
         worker.serve()
 
 
