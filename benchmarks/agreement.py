@@ -1,6 +1,6 @@
 """Whether a checkpoint's greedy answers here are those that transformers would give, token for token, in float32.
 
-It must not know our service: the engine runs all prompts together, and transformers then reads each prompt and answer
+The engine runs all prompts together, and transformers then reads each prompt and answer
 and says which token it would have chosen at every position. It needs the package transformers.
 """
 

@@ -1,6 +1,6 @@
 """A batch of 10 000 lines whose client is killed twice: ``python benchmarks/batch.py``.
 
-It must not know how the client works. Every good line must have its answer once, with the very tokens of the reference
+Every good line must have its answer once, with the very tokens of the reference
 loop, every bad line its reason once, and no job may have run twice. Meanwhile the worker's slots are counted.
 """
 

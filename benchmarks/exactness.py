@@ -1,6 +1,6 @@
 """Whether the engine gives every job the very tokens, and logits, that the reference loop gives it alone.
 
-It must not know how the engine works. ``python benchmarks/exactness.py``
+``python benchmarks/exactness.py``
 
 Thousands of random jobs arrive in bursts between the engine's steps, some are cancelled, some were half answered by
 an earlier worker. Every list of tokens must equal what ``generate`` gives for the same request, a cancelled job's must

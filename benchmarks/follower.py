@@ -1,4 +1,4 @@
-"""A client in a process of its own that follows token streams and notes when tokens come. It must not know who submits.
+"""A client in a process of its own that follows token streams and notes when tokens come.
 
 ``time.perf_counter`` is one clock for all processes of a machine.
 """

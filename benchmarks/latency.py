@@ -1,6 +1,6 @@
 """What one job waits for where nothing else runs: its first token, and a reader in another process.
 
-It must not know about throughput. The moment of an XADD is Redis's own, as MONITOR tells it; Redis and all processes
+The moment of an XADD is Redis's own, as MONITOR tells it; Redis and all processes
 of one machine read the same clock.
 """
 

@@ -1,4 +1,4 @@
-"""Two kinds of load on a worker, and what each lets one see. It must not know how the worker was started.
+"""Two kinds of load on a worker, and what each lets one see.
 
 A backlog waits in the queue before the worker looks at it, and nobody reads the streams: so the service has the
 processors to itself, and its tokens are counted from Redis's own statistics. In a closed loop there are as many

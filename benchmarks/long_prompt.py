@@ -1,6 +1,6 @@
 """What a long prompt does to those who are in mid-answer: their gaps between tokens, read in chunks and in one piece.
 
-It must not know Redis. ``python benchmarks/long_prompt.py --model DIR``
+``python benchmarks/long_prompt.py --model DIR``
 
 In each round the same jobs decode, a long prompt arrives after some steps, and the round ends with its first token; the
 rounds take the ways of reading it in turn.

@@ -1,7 +1,4 @@
-"""CTranslate2 as a peer: static batches in which a callback ends each answer at its own length.
-
-It must not know what the tokens mean.
-"""
+"""CTranslate2 as a peer: static batches in which a callback ends each answer at its own length."""
 
 from __future__ import annotations
 

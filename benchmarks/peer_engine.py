@@ -1,4 +1,4 @@
-"""Our engine alone, as one more peer. It must not know Redis."""
+"""Our engine alone, as one more peer."""
 
 from __future__ import annotations
 

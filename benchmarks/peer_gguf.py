@@ -1,6 +1,6 @@
 """A Llama checkpoint written as the GGUF file that llama.cpp reads, every weight in float32.
 
-It must not know how the file is run. It needs the packages gguf, numpy and safetensors, and no torch.
+It needs the packages gguf, numpy and safetensors, and no torch.
 
 Sources: the names and keys are those of the package's own constants; the order of rotary pairs is described at
 :func:`_with_pairs_side_by_side`.

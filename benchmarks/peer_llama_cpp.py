@@ -1,7 +1,4 @@
-"""llama.cpp as a peer: parallel sequences in one batch, through the low-level part of llama-cpp-python.
-
-It must not know what the tokens mean.
-"""
+"""llama.cpp as a peer: parallel sequences in one batch, through the low-level part of llama-cpp-python."""
 
 from __future__ import annotations
 

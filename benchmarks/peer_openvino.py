@@ -1,7 +1,4 @@
-"""OpenVINO GenAI as a peer: its continuous batching, in float32 throughout.
-
-It must not know what the tokens mean.
-"""
+"""OpenVINO GenAI as a peer: its continuous batching, in float32 throughout."""
 
 from __future__ import annotations
 

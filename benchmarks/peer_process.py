@@ -1,6 +1,6 @@
 """The benchmark's end of the wire: a peer's process, in its own environment, that stands still unless it is its turn.
 
-It must not know what is measured. The wire itself is described in ``peer_protocol.py``.
+The wire itself is described in ``peer_protocol.py``.
 """
 
 from __future__ import annotations

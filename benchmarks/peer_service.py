@@ -1,6 +1,6 @@
 """Our whole service as one more peer: a real Redis, a ``minilab-worker`` process, and this process as its client.
 
-It must not know how a worker works. The clock runs from the first submit to the last answer read: submitting, RQ's
+The clock runs from the first submit to the last answer read: submitting, RQ's
 books, publishing each token and reading the answers back all take place on the same cores.
 """
 

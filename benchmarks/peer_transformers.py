@@ -1,6 +1,6 @@
 """transformers as two peers: ``generate`` for one job after another, and its continuous batching.
 
-It must not know what the tokens mean. Called with ``one-by-one`` or ``continuous``.
+Called with ``one-by-one`` or ``continuous``.
 """
 
 from __future__ import annotations

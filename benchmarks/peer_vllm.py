@@ -1,7 +1,4 @@
-"""vLLM's CPU build as a peer.
-
-It must not know what the tokens mean.
-"""
+"""vLLM's CPU build as a peer."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Our engine and service beside the libraries that one would otherwise take: same checkpoint, same jobs, in one run.
 
-It must not know how any of them works. ``benchmarks/install_peers.sh`` installs the libraries, each into an
+``benchmarks/install_peers.sh`` installs the libraries, each into an
 environment of its own; those that are not there are left out. ``python benchmarks/peers.py``
 
 All jobs are handed over at once, greedy, in float32, without a stop token. In each round the peers take turns, each

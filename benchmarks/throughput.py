@@ -1,6 +1,6 @@
 """Tokens per second: the reference loop with one job at a time, the engine alone, the whole service over Redis.
 
-It must not know how any of them works. ``python benchmarks/throughput.py``
+``python benchmarks/throughput.py``
 
 All three run the same kind of jobs, in turn within each round, and what is said of one against another is the median
 over the rounds: so a machine that slows down or speeds up meanwhile slows all three. A size is a number of jobs at

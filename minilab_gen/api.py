@@ -1,4 +1,4 @@
-"""The functions that programs call, each with a connection of its own. It must not know torch or the command line."""
+"""The functions that programs call, each with a connection of its own. They need no torch."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """How fast this machine answers, the engine with many jobs against the plain loop: ``python -m minilab_gen.bench``.
 
-It must not know Redis: it measures what a worker computes, not what it costs to serve that. The programs in
-``benchmarks/`` do, and run what is here.
+It must not know Redis: it measures what a worker computes. What it costs to serve that is measured by the programs in
+``benchmarks/``, which run what is here.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a benchmark measures and how it shows that: the times of tokens, memory, medians, one table, one JSON file.
 
-It must not know what is measured. ``python -m minilab_gen.bench`` and the programs in ``benchmarks/`` are built on it.
+``python -m minilab_gen.bench`` and the programs in ``benchmarks/`` are built on it.
 """
 
 from __future__ import annotations

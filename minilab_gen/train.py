@@ -1,6 +1,6 @@
 """Training of the base model: ``python -m minilab_gen.train --corpus FILE... --output DIR``.
 
-It must not know about Redis or serving. A run is a function of its settings: every step draws its windows and its
+A run is a function of its settings: every step draws its windows and its
 dropout from a seed made of the run's seed and the step, so a run that was killed and resumed ends at the same weights.
 """
 

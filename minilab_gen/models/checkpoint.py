@@ -1,7 +1,5 @@
 """Checkpoint folders in the layout of Hugging Face: read, written, fingerprinted.
 
-It must not know about Redis or about how tokens are chosen.
-
 A folder holds ``config.json``, ``tokenizer.json`` and weights. On disk the query, key and value projections are three
 tensors; here they are one, so that one product makes all three.
 """

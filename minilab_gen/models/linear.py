@@ -1,6 +1,6 @@
 """A linear layer that gives a row the same bits however many rows stand beside it.
 
-It must not know about attention, caches, sampling or Redis: rows go in, rows come out.
+Rows go in, rows come out.
 
 Two ways to compute the same product, both row-exact; :meth:`Linear.freeze` chooses between them.
 

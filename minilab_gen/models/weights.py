@@ -1,6 +1,6 @@
 """The tensors of a checkpoint folder, in one ``safetensors`` file or several: found, checked and read one at a time.
 
-It must not know what a model computes. Tensors are mapped from the file, so that what nobody touches costs no memory.
+Tensors are mapped from the file, so that what is not used costs no memory.
 """
 
 from __future__ import annotations

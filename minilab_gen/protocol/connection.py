@@ -1,7 +1,5 @@
 """The one place that makes Redis connections, with their timeouts and why.
 
-It must not know about keys, jobs or streams, nor keep a connection for itself.
-
 Every connection speaks bytes, because RQ stores compressed data that no encoding can decode, and protocol 2, because
 one shape of answer is enough to read. Without an address it leads to the private server of ``embedded.py``.
 """

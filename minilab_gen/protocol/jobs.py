@@ -1,6 +1,6 @@
 """Jobs from the outside: submit and look at. Plain RQ jobs through RQ's public interface.
 
-It must not know torch, nor what happens inside a worker, nor how a job is ended: see ``endings.py``.
+It must not know torch. How a job that no worker runs is ended: ``endings.py``.
 """
 
 from __future__ import annotations

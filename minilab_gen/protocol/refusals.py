@@ -1,4 +1,4 @@
-"""Why a Redis that answers does not do what it is asked, and what to do about it. It must not know keys or jobs."""
+"""Why a Redis that answers does not do what it is asked, and what to do about it."""
 
 from __future__ import annotations
 

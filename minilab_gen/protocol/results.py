@@ -1,7 +1,4 @@
-"""The whole answer of a job: from its stream, or for many jobs at once from what RQ keeps of them.
-
-It must not know how either was written.
-"""
+"""The whole answer of a job: from its stream, or for many jobs at once from what RQ keeps of them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A Redis behind Sentinels: who they are, and clients that ask them for the present master whenever they connect.
 
-It must not know keys, nor the settings that all connections share: it is given them.
+The settings that all connections share are given to it.
 
     sentinel://user:password@host:26379,other:26379/service?db=0
 

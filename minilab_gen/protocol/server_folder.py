@@ -1,7 +1,5 @@
 """The folder of the private Redis server: where it is, who may look into it, and who holds its locks.
 
-It must not know how a server is started or talked to.
-
 In the folder ``redis`` under ``MINILAB_HOME`` lie the data, the log, the unix socket and two lock files. A starter
 holds ``start.lock`` while it works. The server holds ``server.lock`` for its whole life, by a descriptor that it
 inherits and never looks at; the kernel lets go when the process ends, however it ends. So nobody has to trust a socket

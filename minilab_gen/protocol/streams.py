@@ -1,4 +1,4 @@
-"""Writing token streams: every entry once, in order, never without an expiry. It must not know about models.
+"""Writing token streams: every entry once, in order, never without an expiry.
 
 Writes are safe to send again: an entry's id is its token's number, so Redis refuses what it already holds.
 """

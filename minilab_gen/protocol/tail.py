@@ -1,6 +1,6 @@
 """Reading token streams as they grow: from any token, by any number of readers, to the one end.
 
-It must not know who writes them. What there is to decide lies in :class:`Cursor`, which does no input or output; the
+What there is to decide lies in :class:`Cursor`, which does no input or output; the
 plain and the async reader feed it.
 """
 

@@ -1,4 +1,4 @@
-"""Chat templates, run as transformers runs them. It must not know what a conversation is for.
+"""Chat templates, run as transformers runs them.
 
 A template is a program that came with a model. Jinja's sandbox keeps it from Python and the machine, not from computing
 for long; the text that it makes is bounded.

@@ -1,4 +1,4 @@
-"""Token ids into text as they come, never half a character. It must not know where ids come from.
+"""Token ids into text as they come, never half a character.
 
 The pieces of an answer, joined, are what the tokenizers library makes of prompt and answer together, less the text of
 the prompt. Two kinds of tokenizers are known, by the decoder in ``tokenizer.json``:

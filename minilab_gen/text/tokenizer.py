@@ -1,4 +1,4 @@
-"""Text to token ids and back. It must not know about models or Redis; it needs no torch, as the client uses it too."""
+"""Text to token ids and back. It must know neither torch nor Redis: the client uses it, too."""
 
 from __future__ import annotations
 

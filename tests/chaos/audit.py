@@ -1,7 +1,4 @@
-"""The one check over all jobs at the end of a chaos run, from what stands in Redis and what readers read.
-
-It must not know what went wrong meanwhile.
-"""
+"""The one check over all jobs at the end of a chaos run, from what stands in Redis and what readers read."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One chaos run: a Redis, workers, clients and readers, faults for some seconds, then quiet, then the audit.
-
-It must not know how faults or checks are made.
-"""
+"""One chaos run: a Redis, workers, clients and readers, faults for some seconds, then quiet, then the audit."""
 
 from __future__ import annotations
 

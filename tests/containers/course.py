@@ -1,7 +1,4 @@
-"""What happens in the run, one step after the other; each tells in a line what it measured, or fails.
-
-It must not know how Docker or Redis are spoken to.
-"""
+"""What happens in the run, one step after the other; each tells in a line what it measured, or fails."""
 
 from __future__ import annotations
 
