@@ -42,13 +42,13 @@ class Follower:
 
 @contextmanager
 def follower() -> Iterator[Follower]:
-    """A follower, gone at the end."""
+    """A follower, stopped at the end."""
     with companion(_follow) as pipe:
         yield Follower(pipe)
 
 
 def _follow(pipe: Connection) -> None:
-    """The other side: reads until nobody asks any more."""
+    """The other side: reads until the pipe is closed."""
     with closing(connect()) as connection:
         pipe.send("ready")
         streams, is_last = _Streams(connection), False

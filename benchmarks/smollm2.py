@@ -131,7 +131,7 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     """Bytes as GPT-2 has them, but each digit a word of its own."""
     tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
-    library = Tokenizer(models.BPE({token: place for place, token in enumerate(tokens)}, merges))
+    library = Tokenizer(models.BPE({token: token_id for token_id, token in enumerate(tokens)}, merges))
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

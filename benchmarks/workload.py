@@ -40,7 +40,7 @@ class RandomJob:
     name: str
     request: GenerationRequest
     answered: float
-    """The share of its answer that an earlier worker has given before it died."""
+    """The share of its answer that an earlier worker gave before its lease expired."""
     cancelled_after: int | None
     """Steps of the engine after its arrival; it may be over by then."""
 

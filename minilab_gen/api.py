@@ -49,7 +49,7 @@ def submit(
 ) -> str:
     """Enqueue one job and return its id.
 
-    ``prompt`` is a text or token ids. In its place ``chat`` is what the user says to a model that has a chat template,
+    ``prompt`` is a text or token ids. Instead, ``chat`` is what the user says to a model that has a chat template,
     or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``. ``max_new_tokens`` are by default 64, in a
     chat 1024. A sampled job without a ``seed`` draws one. ``stop_ids`` are by default the model's own. ``timeout`` and
     ``ttl`` are seconds: of running, and of waiting. Raises RequestError for what can never run, UnknownModelError,

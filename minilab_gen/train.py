@@ -184,8 +184,8 @@ class Trainer:
         torch.manual_seed(self.settings.seed * _SEED_STRIDE + self.step)
         length = self.settings.model.context_length
         starts = torch.randint(len(self._tokens) - length, (self.settings.batch, 1))
-        places = starts + torch.arange(length + 1)
-        windows = self._tokens[places]
+        positions = starts + torch.arange(length + 1)
+        windows = self._tokens[positions]
         return windows[:, :-1], windows[:, 1:]
 
     def _parameter_groups(self) -> list[dict[str, object]]:

@@ -132,7 +132,7 @@ def read_model(
 def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) -> None:
     """Write a folder that :func:`read_model` and the transformers library open alike. The model must not be packed.
 
-    Whoever may read its config may read its weights, a worker under a user of its own for instance.
+    A user that may read its config may read its weights, a worker under a user of its own for instance.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end_of_text = tokenizer.token_id(END_OF_TEXT)
@@ -145,7 +145,7 @@ def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) ->
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
     save_file(_tensors_to_store(model), folder / SINGLE_FILE, metadata={"format": "pt"})
-    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)  # safetensors lets nobody but the owner read
+    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)  # safetensors lets only the owner read
 
 
 def fingerprint(folder: Path, model: MiniLabModel) -> str:

@@ -84,7 +84,7 @@ def init_normal(weight: Tensor, std: float) -> None:
 class DirectModule(nn.Module):
     """A module whose call is its ``forward`` and nothing else.
 
-    Calling a module looks for hooks first, which nobody sets here and which takes longer than some of our operations.
+    Calling a module looks for hooks first, which are never set here and which takes longer than some of our operations.
     """
 
     def __call__(self, *arguments: Any) -> Any:

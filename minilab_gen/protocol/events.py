@@ -57,7 +57,7 @@ class EndEvent:
 
     @property
     def number(self) -> int:
-        """Its place in the stream: the one after the last token."""
+        """Its number in the stream: the one after the last token."""
         return self.tokens + 1
 
     @property

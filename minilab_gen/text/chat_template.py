@@ -51,7 +51,7 @@ def _bounded(parts: Iterable[str]) -> Iterator[str]:
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, which marks an answer for those who train; here its content is just written."""
+    """The block ``{% generation %}``, which marks an answer for training; here its content is just written."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own way
 
