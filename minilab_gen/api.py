@@ -1,4 +1,4 @@
-"""The functions that programs call, each with a connection of its own. It must not know torch or the command line."""
+"""The functions that programs call, each with a connection of its own. They need no torch."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from minilab_gen.protocol.events import JobState
 from minilab_gen.protocol.jobs import Submission
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.refusals import explained
+from minilab_gen.protocol.script_cache import forget_connection
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
@@ -48,7 +49,7 @@ def submit(
 ) -> str:
     """Enqueue one job and return its id.
 
-    ``prompt`` is a text or token ids. In its place ``chat`` is what the user says to a model that has a chat template,
+    ``prompt`` is a text or token ids. Instead, ``chat`` is what the user says to a model that has a chat template,
     or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``. ``max_new_tokens`` are by default 64, in a
     chat 1024. A sampled job without a ``seed`` draws one. ``stop_ids`` are by default the model's own. ``timeout`` and
     ``ttl`` are seconds: of running, and of waiting. Raises RequestError for what can never run, UnknownModelError,
@@ -64,7 +65,7 @@ def submit(
         try:
             return jobs.enqueue(connection, request, submission)
         finally:
-            jobs.let_go(connection)
+            forget_connection(connection)
 
 
 def default_max_new_tokens(prompt: str | Sequence[int] | Conversation) -> int:

@@ -1,4 +1,4 @@
-"""Rotary positions: each head turned by angles that grow with its position. It must not know about layers or weights.
+"""Rotary positions: each head turned by angles that grow with its position.
 
 Sources: Su et al. 2021, "RoFormer"; Grattafiori et al. 2024, "The Llama 3 Herd of Models" (the scaling of slow angles).
 """

@@ -1,4 +1,4 @@
-"""What goes wrong in a chaos run, at random moments. It must not know about jobs."""
+"""What goes wrong in a chaos run, at random moments."""
 
 from __future__ import annotations
 

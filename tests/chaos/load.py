@@ -1,6 +1,6 @@
 """What clients do in a chaos run: they submit jobs of all kinds, some twice, some that can never run, and cancel some.
 
-It must not know what is done to workers and Redis meanwhile; a client whose connection breaks tries again.
+A client whose connection breaks tries again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A Redis of a test's own, on a unix socket, with its data on disk, that can be killed and started again.
-
-It must not know what is stored in it.
-"""
+"""A Redis of a test's own, on a unix socket, with its data on disk, that can be killed and started again."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What happens in the run, one step after the other; each tells in a line what it measured, or fails.
-
-It must not know how Docker or Redis are spoken to.
-"""
+"""What happens in the run, one step after the other; each tells in a line what it measured, or fails."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ MOST_CLIENT_BYTES: Final = 150_000_000
 
 _PAUSE: Final = 0.1  # seconds between two questions; one to Docker starts a program
 _TEXT: Final = "Phileas Fogg"
-_TAKEOVER_LINE: Final = "is gone, the job goes on"
+_TAKEOVER_LINE: Final = "has expired, the job is requeued"
 
 _OVERRIDE: Final = """
 services:
@@ -148,7 +145,7 @@ class Course:
         )
         self._say(f"a worker was killed; started again it serves {at['serves'] - killed:.1f} s after that")
         self._say(f"the first of its {len(begun)} answers goes on {at['goes_on'] - killed:.1f} s after the kill")
-        jobs.submit(24, long=True)  # more than the other one has places
+        jobs.submit(24, long=True)  # more than the other one has slots
         (heir,) = jobs.workers(victim.hostname) - {dead}
         _wait(lambda: jobs.of_worker(heir))
         jobs.wait_for_ends()

@@ -1,4 +1,4 @@
-"""The few commands of ``docker`` that the run needs. It must not know what is in a container."""
+"""The few commands of ``docker`` that the run needs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The jobs of a run, each with a reader from its first moment on, and the check of all of them at the end.
 
-It must not know Docker. Requests, readers and the check are those of the chaos runs.
+Requests, readers and the check are those of the chaos runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Many sequences at a time, each with the bits that it would get alone, whoever is beside it or was before."""
+"""Many sequences at a time, each with the bits that it would get alone, whatever is beside it or was before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from support.small_models import SHAPES, random_model, threads
 from support.watched_engine import (
     HOT,
-    Answer,
+    ReferenceAnswer,
     Watched,
     alone,
     assert_equal,
@@ -206,7 +206,7 @@ def test_a_neighbour_that_comes_goes_or_fails_changes_nothing(what: str, at: int
     assert_equal(watched, "b", alone(request_of(18, 12, HOT)))
 
 
-def test_what_lies_in_a_place_beyond_its_sequence_changes_nothing() -> None:
+def test_what_lies_in_a_slot_beyond_its_sequence_changes_nothing() -> None:
     watched = Watched()
     sequence = watched.add("a", request_of(3, 12, HOT))
 
@@ -217,10 +217,10 @@ def test_what_lies_in_a_place_beyond_its_sequence_changes_nothing() -> None:
     assert_equal(watched, "a", alone(request_of(3, 12, HOT)))
 
 
-# Places are used again
+# Slots are used again
 
 
-def test_a_place_that_a_long_sequence_left_serves_a_short_one_as_if_new() -> None:
+def test_a_slot_that_a_long_sequence_left_serves_a_short_one_as_if_new() -> None:
     watched = Watched(max_batch=1)
     watched.add("long", request_of(20, 12))
     watched.add("short", request_of(3, 8, HOT))
@@ -240,7 +240,7 @@ def poisoned_model() -> MiniLabModel:
 
 
 @pytest.mark.parametrize("max_batch", [1, 3])
-def test_a_place_that_held_nan_serves_the_next_as_if_new(max_batch: int) -> None:
+def test_a_slot_that_held_nan_serves_the_next_as_if_new(max_batch: int) -> None:
     model = poisoned_model()
     watched = Watched(model, max_batch, prefill_tokens=16)
     bad = GenerationRequest((*range(20), 63, *range(5)), 8)
@@ -345,7 +345,7 @@ def test_a_resumed_sequence_goes_on_exactly(answered: int, settings: SamplingSet
     watched.add("a", request, whole.tokens[:answered])
     watched.run()
 
-    assert_equal(watched, "a", Answer(whole.tokens[answered:], whole.logits[answered:]))
+    assert_equal(watched, "a", ReferenceAnswer(whole.tokens[answered:], whole.logits[answered:]))
     assert watched.ends["a"] == "length"
 
 

@@ -685,7 +685,7 @@ def test_a_finished_job_whose_tokens_are_gone_has_no_result_but_an_error(connect
     end(connection, 0)
     connection.delete(keys.token_stream("x"))
 
-    with pytest.raises(UnknownJobError, match="x has finished, and its tokens are gone"):
+    with pytest.raises(UnknownJobError, match="x has finished, and its tokens have expired"):
         result(connection, "x")
 
 

@@ -1,7 +1,4 @@
-"""Models small enough for tests: random ones that compute, and stubs that answer what they are told.
-
-It must not know what a test is about.
-"""
+"""Models small enough for tests: random ones that compute, and stubs that answer what they are told."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 import redis
 from chaos.server import BINARY, Server
 from minilab_worker import outage
-from minilab_worker.namesakes import check_waiting
+from minilab_worker.model_names import check_waiting
 from support.client_process import environment
 from support.client_program import client
 from support.scripted_server import free_port

@@ -36,7 +36,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel a job at the next step; an unknown id is no matter."""
+    """Cancel a job at the next step; an unknown id is ignored."""
 
     job_id: str
 
@@ -122,7 +122,7 @@ class EngineLoop:
         """Obey what is in the queue, and wait for a command when there is nothing to do; False at the end."""
         self._read_commands()
         while not (self._has_work or self._is_draining):
-            self._engine.check_books()
+            self._engine.check_idle()
             self._must_recheck = False
             self._obey(self._commands.get())
             self._read_commands()
@@ -162,7 +162,7 @@ class EngineLoop:
         earlier = self._serving.get(run.job_id)
         if earlier is not None:
             self._drop([earlier])
-        if run.end is None and self._engine.end(run.job_id, "cancelled"):  # it leaves at the next step
+        if run.end is None and self._engine.end(run.job_id, "cancelled"):  # it ends at the next step
             self._arrived.insert(0, run)
             return
         self._serving[run.job_id] = run

@@ -56,7 +56,7 @@ in RQ's registries."""
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What a worker speaks to."""
+    """The store, streams and connection of a worker."""
 
     connection: redis.Redis
     """For the model's card and for reports."""
@@ -69,7 +69,7 @@ MakeEngine = Callable[[ServedModel, int, Counters], Engine]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker is told when it starts."""
+    """A worker's settings."""
 
     queues: tuple[str, ...]
     max_batch: int
@@ -81,7 +81,7 @@ class WorkerSettings:
     lease: int = 15
     """Seconds after its last heartbeat at which a worker's lease expires."""
     grace: float = 25.0
-    """Seconds that running jobs get to end when the worker is told to stop; then they are requeued."""
+    """Seconds that running jobs get to end when the worker drains; then they are requeued."""
     log_text: bool = False
     """Write the answers of ended jobs into the log."""
 
@@ -101,7 +101,7 @@ def redis_ports(settings: WorkerSettings, served: ServedModel) -> Ports:
 
 
 class Worker:
-    """Serves one model from its queues until it is told to stop."""
+    """Serves one model from its queues until it is asked to stop."""
 
     def __init__(
         self,
@@ -152,7 +152,7 @@ class Worker:
         return self.counters.recorded
 
     def serve(self) -> None:
-        """Run jobs until told to stop or, in burst mode, until none is left. Raises what ended a thread."""
+        """Run jobs until asked to stop or, in burst mode, until none is left. Raises what ended a thread."""
         self._insist(lambda: self._store.open(self.cancel))
         self._insist(self._warn_of_the_server)
         self._loop.start()
@@ -181,7 +181,7 @@ class Worker:
         self._must_stop = True
 
     def cancel(self, job_id: str) -> None:
-        """Cancel a job at the engine's next step; an id that does not run here is no matter."""
+        """Cancel a job at the engine's next step; the id of a job that does not run here is ignored."""
         self._loop.tell(Cancel(job_id))
 
     def recheck_ownership(self) -> None:
@@ -191,7 +191,7 @@ class Worker:
     def check_idle(self) -> None:
         """Assert that a worker without jobs holds nothing."""
         assert not self._jobs.started, "an idle worker must hold no job"
-        self._engine.check_books()
+        self._engine.check_idle()
 
     def on_moved(self, runs: Sequence[JobRun], state: JobState) -> None:
         """What follows when jobs enter a state, in the thread in which they do."""
