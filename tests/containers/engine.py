@@ -79,7 +79,7 @@ class Container:
         return attempt(["docker", "exec", self.id, *command])
 
     def kill(self) -> None:
-        """SIGKILL. Docker counts it as a stop, so the restart policy leaves it dead."""
+        """SIGKILL. Docker counts it as a stop, so the restart policy does not start it again."""
         run(["docker", "kill", self.id])
 
     def start(self) -> None:

@@ -314,7 +314,7 @@ def test_waiting_ends_when_the_time_is_up() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that nobody trusts, and its key in one file."""
+    """A certificate for 127.0.0.1 that is not trusted, and its key in one file."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
     file = tmp_path_factory.mktemp("tls") / "both.pem"

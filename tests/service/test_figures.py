@@ -1,4 +1,4 @@
-"""Figures in the documents: a speed is told in one place or is the same in both, and what code decides is its value."""
+"""Figures in the documents: a speed is given once or is the same everywhere, and what code decides is its value."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_speed_or_the_size_of_the_code_is_told_by_the_document_of_measurements
 
 
 def test_a_speed_that_is_told_elsewhere_is_found() -> None:
-    text = "64 places gave 5 600 tokens a second with 10 ms between two tokens; the code has some 700 lines"
+    text = "64 slots gave 5 600 tokens a second with 10 ms between two tokens; the code has some 700 lines"
 
     assert SPEED.findall(text) == ["5 600", "10"]
     assert SIZE.search(text)
