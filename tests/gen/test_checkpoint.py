@@ -166,7 +166,7 @@ def test_a_loaded_model_keeps_no_weight_besides_the_layout_that_it_computes_with
 
 def test_a_model_is_loaded_without_the_compiler_of_torch(checkpoint: Path) -> None:
     """Which takes longer than everything else at the start of a worker, and comes with an operation on a mere shape."""
-    program = "import sys; from minilab_gen.models.decoder import load; load(sys.argv[1]); print(*sys.modules)"
+    program = "import sys; from minilab_gen.models.checkpoint import load; load(sys.argv[1]); print(*sys.modules)"
 
     loaded = subprocess.run(
         [sys.executable, "-c", program, str(checkpoint)], capture_output=True, text=True, check=True, timeout=120

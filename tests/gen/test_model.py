@@ -214,7 +214,7 @@ def refuse(*_):
     raise RuntimeError("the path needs the cpu support avx512bw")
 library = torch.library.Library("mkldnn", "IMPL")
 library.impl("_reorder_linear_weight", refuse, "CPU", allow_override=True)
-from minilab_gen.models.decoder import load
+from minilab_gen.models.checkpoint import load
 model = load(sys.argv[1])
 print(model.head.weight.numel(), bool(model(torch.tensor([[1, 2, 3]]))[0].isfinite().all()))
 """

@@ -225,7 +225,7 @@ def test_the_command_line_chats(server: redis.Redis, chatting: ServedModel, said
 
 @pytest.mark.usefixtures("two_models")
 def test_a_system_message_stands_before_what_the_user_says(server: redis.Redis, chatting: ServedModel) -> None:
-    client("submit", "--chat", "Hello", "--system", "Be brief.", "--model", "chatty", "--job-id", "told")
+    client("submit", "--chat", "Hello", "--system", "Be brief.", "--model", "chat-3.2", "--job-id", "told")
 
     said = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hello"}]
     assert chatting.card.chat is not None

@@ -53,11 +53,11 @@ def test_a_worker_is_healthy_from_its_lease_to_its_end(
     assert (serving.returncode, serving.stdout) == (0, f"{lease_file.read_text()} holds its lease\n")
     assert f"-{worker.pid}-" in serving.stdout
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == f"error: {lease_file.read_text()} holds no lease: it has ended or stands still\n"
+    assert ended.stderr == f"error: {lease_file.read_text()} holds no lease: it has exited or is stalled\n"
 
 
 @needs_server
-def test_a_worker_that_stands_still_is_unhealthy_until_it_goes_on(
+def test_a_worker_that_stands_still_is_unhealthy_until_it_continues(
     own_service: OwnService, lease_file: Path, minilab_worker: Worker
 ) -> None:
     def exit_code() -> int:
@@ -85,7 +85,7 @@ def test_a_worker_that_starts_is_not_taken_for_its_predecessor_that_was_killed(
     assert (asked.returncode, asked.stderr) == (1, f"error: no worker serves here yet: {lease_file} is empty\n")
 
 
-def test_without_a_lease_file_nobody_is_healthy(lease_file: Path, minilab_worker: Worker) -> None:
+def test_without_a_lease_file_no_worker_is_healthy(lease_file: Path, minilab_worker: Worker) -> None:
     asked = minilab_worker("health")
 
     assert asked.returncode == 1
