@@ -238,7 +238,7 @@ def test_a_system_message_stands_before_what_the_user_says(server: redis.Redis, 
     ("arguments", "message"),
     [
         (
-            ('[{"role": "system", "content": "x"}]', "--system", "y", "--model", "chatty"),
+            ('[{"role": "system", "content": "x"}]', "--system", "y", "--model", "chat-3.2"),
             "a conversation must have one system message, got another one beside it",
         ),
         (("Hello", "--model", "base"), "error: the model base has no chat template; give it a plain text"),
