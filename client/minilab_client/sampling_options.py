@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
 
 from minilab_client import parameters
-from minilab_gen.request import MAX_STOP_IDS
+from minilab_gen.request import MAX_STOP_IDS, SETTING_FIELDS
 
 _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def sampling_options(most: str) -> _Option:
-    """``--max-new-tokens`` and what follows it; ``most`` is what a command takes where nobody says it."""
+    """An option for each setting of a request, named as its field; ``most`` is the default of ``--max-new-tokens``.
+
+    The command gets those that were given as one mapping, ``sampling``, part of a payload for
+    :meth:`GenerationRequest.from_payload`.
+    """
     options = (
         click.option(
             "--max-new-tokens",
@@ -27,7 +32,6 @@ def sampling_options(most: str) -> _Option:
         click.option(
             "--temperature",
             type=parameters.decimal_number,
-            default="0",
             metavar="T",
             envvar="MINILAB_TEMPERATURE",
             show_envvar=True,
@@ -69,8 +73,15 @@ def sampling_options(most: str) -> _Option:
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def collecting(*args: Any, **arguments: Any) -> Any:
+            values = {name: arguments.pop(name) for name in SETTING_FIELDS if name in arguments}
+            given = {name: value for name, value in values.items() if value not in (None, ())}
+            return command(*args, sampling=given, **arguments)
+
+        decorated: Callable[..., Any] = collecting
         for option in reversed(options):
-            command = option(command)
-        return command
+            decorated = option(decorated)
+        return decorated
 
     return decorate

@@ -57,10 +57,9 @@ def test_our_form_takes_a_conversation_for_a_model_that_chats() -> None:
     prompt = tuple(base.tokenizer.encode("user: Phileas Fogg"))
 
     for said in ("Phileas Fogg", [{"role": "user", "content": "Phileas Fogg"}]):
-        asked = own_form.read({"custom_id": "a", "chat": said}, model)
-        assert (asked.prompt, asked.max_new_tokens, asked.stop_ids) == (prompt, 1024, (0, 2))
-        given = own_form.read({"custom_id": "a", "chat": said, "stop_ids": [5]}, model)
-        assert list(given.stop_ids) == [5]
+        payload = own_form.read({"custom_id": "a", "chat": said}, model).payload
+        assert payload == {"prompt": prompt, "max_new_tokens": 1024, "stop_ids": (0, 2)}
+        assert own_form.read({"custom_id": "a", "chat": said, "stop_ids": [5]}, model).payload["stop_ids"] == [5]
 
 
 def test_openais_form_has_its_defaults(file: Path) -> None:

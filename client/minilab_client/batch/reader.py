@@ -40,9 +40,9 @@ class LineReader:
     def _line(self, number: int, custom_id: str, fields: dict[str, Any]) -> Line:
         form: Form = "openai" if openai_form.MARKS & fields.keys() else "minilab"
         read = openai_form.read if form == "openai" else own_form.read
-        asked = read(fields, self._model)
+        content = read(fields, self._model)
         try:
-            line = line_of(number, custom_id, form, self._model.card.name, asked)
+            line = line_of(number, custom_id, form, self._model.card.name, content)
             line.request.check_fits(self._model.card.limits)
         except RequestError as error:
             if form == "openai":
