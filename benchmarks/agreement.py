@@ -1,7 +1,7 @@
 """Whether a checkpoint's greedy answers here are those that transformers would give, token for token, in float32.
 
 It must not know our service: the engine runs all prompts together, and transformers then reads each prompt and answer
-and says which token it would have chosen at every place. It needs the package transformers.
+and says which token it would have chosen at every position. It needs the package transformers.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def answers(folder: Path, asked: list[tuple[int, ...]], new_tokens: int) -> list
 
 @torch.no_grad()
 def their_logits(folder: Path, given: list[Answer]) -> Iterator[Tensor]:
-    """What transformers computes at the place of each token of each answer, (tokens, vocab)."""
+    """What transformers computes at the position of each token of each answer, (tokens, vocab)."""
     import transformers  # which takes seconds, and after it there is little memory to spare
 
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

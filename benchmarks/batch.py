@@ -1,7 +1,7 @@
 """A batch of 10 000 lines whose client is killed twice: ``python benchmarks/batch.py``.
 
 It must not know how the client works. Every good line must have its answer once, with the very tokens of the reference
-loop, every bad line its reason once, and no job may have run twice. Meanwhile the worker's places are counted.
+loop, every bad line its reason once, and no job may have run twice. Meanwhile the worker's slots are counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 import redis
-from batch_client import HEAD, ClientRun, Files, Places, run_client
+from batch_client import HEAD, ClientRun, Files, Slots, run_client
 from batch_verdict import count_wrong_answers, count_wrong_errors, read_output
 from batch_workload import BadLine, GoodLine, bad_lines, good_lines
 from rq import Worker
@@ -99,7 +99,7 @@ class Trial:
             for share in (*KILL_AT, None):
                 self._progress.say("the client goes on" if share is None else f"the client is killed at {share:.0%}")
                 kill_at = None if share is None else round(share * len(good))
-                self.runs.append(run_client(files, Places(connection), running, kill_at))
+                self.runs.append(run_client(files, Slots(connection), running, kill_at))
             jobs_run = count_jobs_run(connection)
         self._progress.say("the reference answers")
         given = read_output(files.output)
@@ -121,7 +121,7 @@ class Trial:
 @model_option
 @click.option("--lines", type=click.IntRange(min=100), default=10_000, help="Lines of the file, bad ones among them.")
 @click.option("--distinct", type=click.IntRange(min=1), default=1_000, help="Requests that differ and name a seed.")
-@click.option("--max-batch", type=click.IntRange(1, 1024), default=64, help="Places of the worker.")
+@click.option("--max-batch", type=click.IntRange(1, 1024), default=64, help="Slots of the worker.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads of the worker.  [default: one a core]")
 @json_option
 def main(folder: Path, lines: int, distinct: int, max_batch: int, threads: int | None, json_file: Path | None) -> None:

@@ -34,13 +34,13 @@ _BLOCK: Final = 500
 """Jobs of one engine; then its books are checked, and the next reads prompts in other chunks."""
 
 _PREFILL_TOKENS: Final = (256, 16, 48, 1)
-"""Prompt tokens of one step, block by block: the worker's own, and fewer, which cut prompts at other places."""
+"""Prompt tokens of one step, block by block: the worker's own, and fewer, which cut prompts at other tokens."""
 
 _CONTEXTS: Final = (None, 3)
 """Whole contexts whose keys and values are held at a time: in every other block so few that jobs are sent back."""
 
 _BURSTS: Final = (0, 0, 0, 1, 1, 5)
-"""Jobs that arrive before a step, times as many as leave in one when all places are taken: idle times and queues."""
+"""Jobs that arrive before a step, times as many as end in one when all slots are in use: idle times and queues."""
 
 _TOKENS_OF_A_JOB: Final = 10
 """About; the bursts are made from it."""
@@ -133,7 +133,7 @@ class Trial:
                 self._engine.end(name, "cancelled")
             self._take(self._engine.step())
             self._step += 1
-        self._engine.check_books()
+        self._engine.check_idle()
         for case in self._cases.values():
             self._judge(case)
 
@@ -210,7 +210,7 @@ def answer_with_progress(folder: Path, jobs: Sequence[RandomJob], sample_every: 
 @click.option("--jobs", "count", type=click.IntRange(min=1), default=10_000, help="Random jobs.")
 @click.option("--sample-every", type=click.IntRange(min=1), default=20, help="Logits are compared of one job in these.")
 @click.option("--threads", type=click.IntRange(min=1), multiple=True, default=(1, 2), help="Threads of the engine.")
-@click.option("--max-batch", type=click.IntRange(min=1), multiple=True, default=(1, 7, 64), help="Its places.")
+@click.option("--max-batch", type=click.IntRange(min=1), multiple=True, default=(1, 7, 64), help="Its slots.")
 @click.option("--seed", type=int, default=0, help="Other jobs for another seed.")
 @json_option
 def main(
@@ -227,7 +227,7 @@ def main(
     Example: python benchmarks/exactness.py --jobs 1000
     """
     model = load_model(folder)
-    tallies = [Tally(number, places) for number in threads for places in max_batch]
+    tallies = [Tally(number, slots) for number in threads for slots in max_batch]
     progress = Progress(1 + len(tallies) * -(-count // _BLOCK))
     cases = answer_with_progress(folder, draw_jobs(count, model.config, seed), sample_every, progress)
     for tally in tallies:

@@ -2,7 +2,7 @@
 
 A backlog waits in the queue before the worker looks at it, and nobody reads the streams: so the service has the
 processors to itself, and its tokens are counted from Redis's own statistics. In a closed loop there are as many
-clients as the worker has places, each submits its next job when one has ended, and some follow their tokens: so the
+clients as the worker has slots, each submits its next job when one has ended, and some follow their tokens: so the
 times are those that a client sees while it, too, needs the processors.
 """
 
@@ -79,7 +79,7 @@ class Books:
 def run_backlog(
     connection: redis.Redis, running: WorkerProcess, requests: Sequence[GenerationRequest], at_once: int
 ) -> tuple[int, float]:
-    """Tokens and seconds of the steady part of a backlog: from when all places are taken to when none waits."""
+    """Tokens and seconds of the steady part of a backlog: from when all slots are in use to when none waits."""
     books = Books(connection, running)
     before = books.look()
     with running.standing_still():

@@ -38,7 +38,7 @@ from minilab_gen.bench import (
 )
 from minilab_gen.engine import Engine
 from minilab_gen.engine import engine as engine_module
-from minilab_gen.engine.schedule import Schedule
+from minilab_gen.engine.scheduler import Scheduler
 from minilab_gen.errors import MiniLabError
 from minilab_gen.measurement import Progress, facts, table, write_json
 from minilab_gen.models.decoder import MiniLabModel
@@ -80,9 +80,9 @@ _PUBLISHING: Final = ("xadd", "mget")
 def _step_parts(model: MiniLabModel) -> tuple[Watched, ...]:
     """Within the step; none lies within another."""
     return (
-        Watched(Engine, "_let_go", "letting go"),
-        Watched(Schedule, "plan", "admitting"),
-        Watched(engine_module, "Reading", "laying out"),
+        Watched(Engine, "_remove_ended", "removing ended ones"),
+        Watched(Scheduler, "plan", "admitting"),
+        Watched(engine_module, "StepBatch", "laying out"),
         Watched(MiniLabModel, "trunk", "forward"),
         Watched(model.head, "forward", "head"),
         Watched(engine_module, "choose", "sampling"),

@@ -13,7 +13,7 @@ from minilab_gen.request import GenerationRequest
 
 
 def load(told: Load) -> Peer:
-    """The engine as a worker runs it, with a place for every job."""
+    """The engine as a worker runs it, with a slot for every job."""
     torch.set_num_threads(told.threads)
     ours = engine.Engine(load_model(told.checkpoint), told.max_batch)
     rounds = itertools.count()

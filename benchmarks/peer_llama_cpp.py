@@ -24,7 +24,7 @@ def convert(checkpoint: Path, folder: Path) -> None:
 
 
 class _Context:
-    """A model with a place for each sequence, and the arrays through which batches are handed over."""
+    """A model with a slot for each sequence, and the arrays through which batches are handed over."""
 
     def __init__(self, told: Load) -> None:
         llama_cpp.llama_backend_init()
@@ -85,7 +85,7 @@ def load(told: Load) -> Peer:
     context = _Context(told)
 
     def run(jobs: list[Job]) -> list[list[int]]:
-        assert len(jobs) <= context.max_batch, "each job needs a place"
+        assert len(jobs) <= context.max_batch, "each job needs a slot"
         answers: list[list[int]] = [[] for _ in jobs]
         running = list(range(len(jobs)))
         tokens, positions, sequences, last = _prompts(jobs)

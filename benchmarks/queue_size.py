@@ -26,7 +26,8 @@ from minilab_gen.measurement import Progress, Spread, table, write_json
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, let_go, view
+from minilab_gen.protocol.jobs import Submission, enqueue, view
+from minilab_gen.protocol.script_cache import forget_connection
 from minilab_gen.protocol.streams import publish
 from minilab_gen.request import GenerationRequest
 
@@ -159,7 +160,7 @@ def main(jobs: int, json_file: Path | None) -> None:
             progress.say(f"{step} jobs wait")
             depths.append(measure_depth(connection, store, waiting, step))
             waiting = step
-        let_go(connection)
+        forget_connection(connection)
     progress.clear()
     click.echo(table(HEAD, [depth.cells() for depth in depths]))
     click.echo(f"\nclaim and status: median / 99th percentile of {CLAIMS}, alone on {server}")

@@ -4,8 +4,8 @@ It must not know how any of them works. ``python benchmarks/throughput.py``
 
 All three run the same kind of jobs, in turn within each round, and what is said of one against another is the median
 over the rounds: so a machine that slows down or speeds up meanwhile slows all three. A size is a number of jobs at
-once: the engine and the worker have so many places, and more jobs than that are waiting. The pace is that of the steady
-part, while all places are taken.
+once: the engine and the worker have so many slots, and more jobs than that are waiting. The pace is that of the steady
+part, while all slots are in use.
 """
 
 from __future__ import annotations

@@ -18,6 +18,7 @@ from minilab_gen.protocol.events import JobState
 from minilab_gen.protocol.jobs import Submission
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.refusals import explained
+from minilab_gen.protocol.script_cache import forget_connection
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
@@ -60,7 +61,7 @@ def submit(
         try:
             return jobs.enqueue(connection, request, submission)
         finally:
-            jobs.let_go(connection)
+            forget_connection(connection)
 
 
 def default_max_new_tokens(prompt: str | Sequence[int] | Conversation) -> int:

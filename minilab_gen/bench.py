@@ -116,7 +116,7 @@ def run_reference(model: MiniLabModel, requests: Iterable[GenerationRequest]) ->
 def run_engine(model: MiniLabModel, requests: Iterable[GenerationRequest], at_once: int) -> Pace:
     """The engine in a closed loop: ``at_once`` jobs at any time, the next one added when one has ended.
 
-    The pace is that of the steady part: from when all places are taken to when the last job is added.
+    The pace is that of the steady part: from when all slots are in use to when the last job is added.
     """
     engine, clock = Engine(model, at_once), TokenClock()
     to_come = deque(Sequence(str(number), request) for number, request in enumerate(requests))

@@ -84,7 +84,7 @@ def _outcome(before: JobState, now: JobState) -> str:
 
 
 def _cancel_all(connection: redis.Redis, model: str, yes: bool, as_json: bool) -> ExitCode:
-    from minilab_gen.protocol.clearing import cancel_waiting, count_waiting
+    from minilab_gen.protocol.bulk_cancel import cancel_waiting, count_waiting
 
     waiting = count_waiting(connection, model)
     question = f"Cancel all jobs that wait for {model}, {waiting} now?"

@@ -57,11 +57,11 @@ def _submit_again(connection: redis.Redis, job_id: str, follows: bool, as_json: 
     from minilab_client.submitted import tell_submitted
     from minilab_gen.protocol.cards import read_card
     from minilab_gen.protocol.jobs import enqueue
-    from minilab_gen.protocol.repeats import asked_by
+    from minilab_gen.protocol.original_request import original_request_of
 
-    asked = asked_by(connection, job_id)
-    model = asked.submission.model
-    asked.request.check_fits(read_card(connection, model).limits)
-    new_id = enqueue(connection, asked.request, asked.submission)
-    tell_submitted(new_id, follows, as_json, model=model, seed=asked.request.settings.seed, retry_of=job_id)
+    original = original_request_of(connection, job_id)
+    model = original.submission.model
+    original.request.check_fits(read_card(connection, model).limits)
+    new_id = enqueue(connection, original.request, original.submission)
+    tell_submitted(new_id, follows, as_json, model=model, seed=original.request.settings.seed, retry_of=job_id)
     return new_id

@@ -81,7 +81,7 @@ def _workers(workers: Sequence[WorkerView], queues: Sequence[_QueueView]) -> Ite
         yield warn("workers", "none is alive, so jobs wait", f"start one: {start_command(asked[0])}")
     else:
         stats = [worker.stats for worker in alive if worker.stats]
-        places, used = sum(each.places for each in stats), sum(each.used for each in stats)
+        places, used = sum(each.slots for each in stats), sum(each.used for each in stats)
         yield ok("workers", f"{len(alive)} alive, {used} of {places} places in use")
     if gone := [worker.name for worker in workers if not worker.serves]:
         yield warn(

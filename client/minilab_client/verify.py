@@ -20,7 +20,7 @@ from minilab_gen.protocol.keys import PRIORITIES, Priority
 if TYPE_CHECKING:
     import redis
 
-    from minilab_gen.protocol.verification import Verdict
+    from minilab_gen.protocol.verification import Verification
 
 
 @click.command(
@@ -86,11 +86,11 @@ def _verify(connection: redis.Redis, job_ids: list[str], priority: Priority, as_
     from minilab_client.follow import WaitingNotes
     from minilab_gen.protocol import verification
 
-    verdicts: list[Verdict] = []
+    verdicts: list[Verification] = []
     code = ExitCode.DONE
     with closing(verification.verify(connection, job_ids, priority, WaitingNotes())) as outcomes:
         for outcome in outcomes:
-            if isinstance(outcome, verification.Verdict):
+            if isinstance(outcome, verification.Verification):
                 verdicts.append(outcome)
                 _show(outcome, as_json)
             else:
@@ -101,15 +101,15 @@ def _verify(connection: redis.Redis, job_ids: list[str], priority: Priority, as_
     return code if equal == len(verdicts) else ExitCode.FAILED
 
 
-def _show(verdict: Verdict, as_json: bool) -> None:
+def _show(verdict: Verification, as_json: bool) -> None:
     if as_json:
         write_json(_as_json(verdict))
     else:
-        write(f"{verdict.job_id}  {verdict.told}\n")
+        write(f"{verdict.job_id}  {verdict.message}\n")
     flush()
 
 
-def _as_json(verdict: Verdict) -> dict[str, object]:
+def _as_json(verdict: Verification) -> dict[str, object]:
     shown = asdict(verdict)
     difference = shown.pop("difference") or {}
     return shown | {name: difference.get(name) for name in ("token", "stored", "recomputed")}

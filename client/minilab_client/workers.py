@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @redis_url_option
 @pass_settings
 def workers(settings: ClientSettings, as_json: bool) -> None:
-    """List the workers: places in use, tokens a second, when they were last heard of, and what their self-check found.
+    """List the workers: slots in use, tokens a second, when they were last heard of, and what their self-check found.
 
     One that was killed is shown as gone until RQ's record of it expires. SEEN is when it was last heard of, EXACT
     whether its self-check found that it computes exactly. A terminal that is too narrow gets shorter names; --json has
@@ -36,7 +36,7 @@ def workers(settings: ClientSettings, as_json: bool) -> None:
     if as_json:
         write_json([_as_json(worker) for worker in found])
     elif found:
-        columns = ("WORKER", "STATE", "MODEL", "PLACES", "TOKENS/S", "SEEN", "EXACT")
+        columns = ("WORKER", "STATE", "MODEL", "SLOTS", "TOKENS/S", "SEEN", "EXACT")
         write_table(columns, [_cells(worker) for worker in found], {"WORKER": "middle", "MODEL": "middle"})
     else:
         say("no workers; start one with: minilab-worker")
@@ -46,7 +46,7 @@ def _as_json(worker: WorkerView) -> dict[str, Any]:
     """The worker with its report, whose fields are null for one that makes none."""
     seen = asdict(worker)
     stats = seen.pop("stats") or {}
-    reported = ("model", "used", "places", "tokens", "tokens_per_second", "exactness", "fingerprint")
+    reported = ("model", "used", "slots", "tokens", "tokens_per_second", "exactness", "fingerprint")
     return seen | {name: stats.get(name) for name in reported}
 
 
@@ -56,7 +56,7 @@ def _cells(worker: WorkerView) -> tuple[object, ...]:
         worker.name,
         "gone" if worker.alive is False else worker.state,
         stats.model if stats else _model(worker.queues),
-        f"{stats.used}/{stats.places}" if stats else None,
+        f"{stats.used}/{stats.slots}" if stats else None,
         f"{stats.tokens_per_second:.0f}" if stats and worker.alive else None,
         None if worker.heartbeat_age is None else f"{span(worker.heartbeat_age)} ago",
         None if stats is None else "yes" if stats.exactness.startswith("exact") else "no",

@@ -1,6 +1,6 @@
 """The next token of many sequences at once, each by its own settings and generator, bit-equal to the reference.
 
-It must not know about caches or places. :mod:`minilab_gen.sampling` is the reference; a test holds the two together.
+It knows logits and settings only. :mod:`minilab_gen.sampling` is the reference; a test holds the two together.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Attention written so that a query gets the same bits whatever else is computed beside it.
 
-It must not know about layers, weights or sampling: queries and keys go in, mixed values come out.
+Queries, keys and values go in, mixed values come out.
 
 A product gives a row the same bits whatever other rows it holds, if three rules are kept, which were found by trying
 and which a worker tries again as it starts. Query rows come in multiples of :data:`QUERY_TILE`: in a prefill these are
@@ -26,14 +26,14 @@ KEY_TILE = 16
 """Positions. Key lengths are multiples of it, the width of an AVX-512 register in float32."""
 
 VALUE_BLOCK = 128
-"""Positions. MKL has been seen to split sums of more than 192 terms, in places that depend on their number."""
+"""Positions. MKL has been seen to split sums of more than 192 terms, at points that depend on their number."""
 
-_QUERY_PIECE = 256
+_QUERY_BLOCK = 256
 """Tokens of a prompt whose scores are held at a time, lest memory grow with the square of a prompt."""
 
 
 class AttentionMemory(Protocol):
-    """Where the keys and values of the tokens in one forward pass are kept, and who may see whom."""
+    """Where the keys and values of the tokens in one forward pass are kept, and which token may see which."""
 
     @property
     def positions(self) -> Tensor:
@@ -78,46 +78,46 @@ def mix(queries: Tensor, keys_values: Tensor, bias: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """Some query tokens of one sequence, and what they may see."""
+class QueryBlock:
+    """A block of one sequence's query tokens, and what they may see."""
 
     first: int
     last: int
-    """Their place among the tokens that are read, the last one excluded."""
+    """Their positions among the tokens that are read, the last one excluded."""
     length: int
     """Key positions, a multiple of the tile."""
     bias: Tensor
     """(rows, length) for the rows that these tokens make for each key head."""
 
 
-def causal_pieces(start: int, tokens: int, group: int, device: torch.device) -> list[Piece]:
+def causal_blocks(start: int, tokens: int, group: int, device: torch.device) -> list[QueryBlock]:
     """The queries at positions ``start``, ``start + 1``, ...; ``group`` query heads share a key head."""
-    pieces = []
-    for first in range(0, tokens, _QUERY_PIECE):
-        last = min(first + _QUERY_PIECE, tokens)
+    blocks = []
+    for first in range(0, tokens, _QUERY_BLOCK):
+        last = min(first + _QUERY_BLOCK, tokens)
         length = round_up(start + last, KEY_TILE)
         positions = torch.arange(start + first, start + last, device=device).repeat_interleave(group)
-        positions = F.pad(positions, (0, -len(positions) % QUERY_TILE))  # a row that nobody reads sees one key
-        pieces.append(Piece(first, last, length, causal_bias(positions, length)[:, 0]))
-    return pieces
+        positions = F.pad(positions, (0, -len(positions) % QUERY_TILE))  # a row that is not used sees one key
+        blocks.append(QueryBlock(first, last, length, causal_bias(positions, length)[:, 0]))
+    return blocks
 
 
-def attend_one_sequence(queries: Tensor, keys_values: Tensor, pieces: Sequence[Piece]) -> Tensor:
+def attend_one_sequence(queries: Tensor, keys_values: Tensor, blocks: Sequence[QueryBlock]) -> Tensor:
     """Many query tokens of one sequence: (tokens, n_head * head_dim).
 
     ``queries`` is (tokens, n_head, head_dim), ``keys_values`` (n_kv_head, length, 2 * head_dim).
     """
-    mixed = [_attend_piece(queries[piece.first : piece.last], keys_values, piece) for piece in pieces]
+    mixed = [_attend_block(queries[block.first : block.last], keys_values, block) for block in blocks]
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed)
 
 
-def _attend_piece(queries: Tensor, keys_values: Tensor, piece: Piece) -> Tensor:
+def _attend_block(queries: Tensor, keys_values: Tensor, block: QueryBlock) -> Tensor:
     """All tokens' heads that share a key head are the rows of one product."""
     tokens, n_head, _ = queries.shape
     n_kv_head = keys_values.shape[0]
     by_key_head = queries.unflatten(1, (n_kv_head, -1)).transpose(0, 1)  # (n_kv_head, tokens, group, head_dim)
     rows = _padded(by_key_head.flatten(1, 2))
-    mixed = mix(rows, keys_values[:, : piece.length], piece.bias.expand(n_kv_head, -1, -1))
+    mixed = mix(rows, keys_values[:, : block.length], block.bias.expand(n_kv_head, -1, -1))
     by_token: Tensor = mixed[:, : tokens * n_head // n_kv_head].unflatten(1, (tokens, -1)).transpose(0, 1)
     return by_token.flatten(1)
 

@@ -1,6 +1,6 @@
 """The keys and values of one sequence, kept so that no token is projected twice.
 
-It must not know about batches: the engine keeps many sequences in one pool of its own.
+The engine keeps those of many sequences in a pool of its own (:mod:`minilab_gen.engine.pool`).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from minilab_gen.models.attention import KEY_TILE, Piece, attend_one_sequence, causal_pieces, round_up
+from minilab_gen.models.attention import KEY_TILE, QueryBlock, attend_one_sequence, causal_blocks, round_up
 
 
 class KVCache:
@@ -56,13 +56,13 @@ class CacheReading:
         self._cache, self._tokens = cache, tokens
         end = cache.length + tokens
         self.positions = torch.arange(cache.length, end, device=device)
-        self._pieces: list[Piece] | None = None
+        self._blocks: list[QueryBlock] | None = None
 
     def attend(self, layer: int, queries: Tensor, keys_values: Tensor) -> Tensor:
-        if self._pieces is None:
+        if self._blocks is None:
             group = queries.shape[1] // keys_values.shape[1]
-            self._pieces = causal_pieces(self._cache.length, self._tokens, group, self.positions.device)
-        mixed = attend_one_sequence(queries, self._cache.store(layer, keys_values), self._pieces)
+            self._blocks = causal_blocks(self._cache.length, self._tokens, group, self.positions.device)
+        mixed = attend_one_sequence(queries, self._cache.store(layer, keys_values), self._blocks)
         if layer == self._cache.n_layer - 1:
             self._cache.length += self._tokens
         return mixed

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import redis
-from rq import Queue, Worker, scripts
+from rq import Queue, Worker
 from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.exceptions import DuplicateJobError as RqDuplicateJobError
 from rq.job import Job, JobStatus
@@ -142,14 +142,6 @@ def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Sub
             state = state_of(connection, job)
             raise DuplicateJobError(f"the job id {job_id} is in use by a job that is {state}") from None
     return job_id
-
-
-def let_go(connection: redis.Redis) -> None:
-    """Make RQ forget a connection that is about to be closed; else it keeps each one on which a job was submitted.
-
-    Not while another thread submits on the same connection.
-    """
-    getattr(scripts, "_registered_scripts", {}).pop(connection, None)
 
 
 def fetch(connection: redis.Redis, job_id: str) -> Job:

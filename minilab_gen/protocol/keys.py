@@ -33,7 +33,7 @@ CARD_TTL: Final = 24 * 3600
 """Seconds that a model card outlives its last worker, so that jobs can be submitted while no worker is up."""
 
 STATS_TTL: Final = 300
-"""Seconds that a worker's last report outlives it: enough to see what a dead one was doing."""
+"""Seconds that a worker's last report outlives it: enough to see what it was doing."""
 
 FINGERPRINT_FIELD: Final = "minilab_fingerprint"
 """Field of RQ's record of a job: the fingerprint of the model that has begun it."""
@@ -108,9 +108,9 @@ def cancel_flag(job_id: str) -> str:
     return f"minilab:cancel:{job_id}"
 
 
-def deaths(job_id: str) -> str:
-    """How many workers died while they ran a job."""
-    return f"minilab:deaths:{job_id}"
+def expired_leases(job_id: str) -> str:
+    """How many workers lost their lease while they ran a job."""
+    return f"minilab:expired-leases:{job_id}"
 
 
 def model_card(model: str) -> str:

@@ -23,8 +23,8 @@ from minilab_gen.request import GenerationRequest
 
 _SUCCESS: Final = ("stop", "length", "context")
 _STATUS: Final = {"cancelled": "canceled", "timeout": "failed", "error": "failed"}
-_GIVEN_UP: Final = "workers died while they ran this job"
-_MOST_DEATHS: Final = 3
+_GIVEN_UP: Final = "workers lost their lease while they ran this job"
+_MOST_LOST: Final = 3
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Audit:
         self._statuses: dict[str, set[str]] = {"finished": set(), "failed": set(), "canceled": set()}
         self.findings = Findings()
         self.given_up = 0
-        """Jobs that were failed because three workers died over them, as is the rule."""
+        """Jobs that were failed because the leases of three workers expired over them, as is the rule."""
 
     def check_jobs(self, planned: list[PlannedJob]) -> None:
         """Every acknowledged job ended once, with the right tokens, and RQ says the same."""
@@ -130,7 +130,7 @@ class Audit:
         allowed = {*_SUCCESS, "timeout"} if job.request else {"error"}
         if job.cancel_at is not None:
             allowed.add("cancelled")
-        if end.reason == "error" and _GIVEN_UP in (end.error or "") and self._deaths(job.job_id) >= _MOST_DEATHS:
+        if end.reason == "error" and _GIVEN_UP in (end.error or "") and self._expired_leases(job.job_id) >= _MOST_LOST:
             self.given_up += 1
             allowed.add("error")
         if end.reason not in allowed:
@@ -138,8 +138,8 @@ class Audit:
         elif not right:
             self.findings.different.append(f"{job.job_id}: {len(tokens)} tokens are not those of generate")
 
-    def _deaths(self, job_id: str) -> int:
-        return int(self._connection.get(keys.deaths(job_id)) or 0)
+    def _expired_leases(self, job_id: str) -> int:
+        return int(self._connection.get(keys.expired_leases(job_id)) or 0)
 
     def _check_record(self, job_id: str, end: Event) -> None:
         assert isinstance(end, EndEvent)

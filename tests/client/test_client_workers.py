@@ -23,7 +23,7 @@ from minilab_gen.protocol.worker_stats import WorkerStats, publish_stats
 
 REPORT = WorkerStats(
     model="base",
-    places=64,
+    slots=64,
     used=3,
     tokens=12_345,
     tokens_per_second=678.4,
@@ -70,10 +70,10 @@ def test_a_worker_is_shown_with_its_places_speed_and_exactness(connection: redis
     heading, line = client("workers").stdout.splitlines()
 
     shown = dict(zip(heading.split(), cells(line), strict=True))
-    assert (shown["MODEL"], shown["PLACES"], shown["TOKENS/S"], shown["EXACT"]) == ("base", "3/64", "678", "yes")
+    assert (shown["MODEL"], shown["SLOTS"], shown["TOKENS/S"], shown["EXACT"]) == ("base", "3/64", "678", "yes")
     assert shown["SEEN"].endswith(" ago")
     (worker,) = listed()
-    names = ("model", "used", "places", "tokens", "tokens_per_second", "exactness", "fingerprint")
+    names = ("model", "used", "slots", "tokens", "tokens_per_second", "exactness", "fingerprint")
     assert {name: worker[name] for name in names} == {name: getattr(REPORT, name) for name in names}
 
 
@@ -84,7 +84,7 @@ def test_a_gone_worker_is_shown_with_its_last_report_but_no_speed(connection: re
     heading, line = client("workers").stdout.splitlines()
 
     shown = dict(zip(heading.split(), cells(line), strict=True))
-    assert (shown["STATE"], shown["PLACES"], shown["TOKENS/S"]) == ("gone", "3/64", "-")
+    assert (shown["STATE"], shown["SLOTS"], shown["TOKENS/S"]) == ("gone", "3/64", "-")
 
 
 def test_a_worker_that_is_not_exact_is_shown_as_such(connection: redis.Redis) -> None:
@@ -141,11 +141,11 @@ def test_the_heartbeat_is_the_last_sign_of_life(connection: redis.Redis) -> None
 
 def test_a_report_of_another_version_is_left_out(connection: redis.Redis) -> None:
     announce_worker(connection, "minilab-a")
-    connection.set(keys.worker_stats("minilab-a"), '{"places": 3}')
+    connection.set(keys.worker_stats("minilab-a"), '{"slots": 3}')
 
     (worker,) = listed()
 
-    assert (worker["alive"], worker["places"]) == (True, None)
+    assert (worker["alive"], worker["slots"]) == (True, None)
 
 
 def test_workers_of_other_queues_are_none_of_ours(connection: redis.Redis) -> None:

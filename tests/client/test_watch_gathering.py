@@ -56,7 +56,7 @@ def report(connection: redis.Redis, worker: str, tokens: int, reported_at: float
 
 
 def stats(tokens: int, reported_at: float, **other: Any) -> WorkerStats:
-    given = {"model": "base", "places": 8, "used": 3, "tokens_per_second": 5.0, "exactness": "exact", **other}
+    given = {"model": "base", "slots": 8, "used": 3, "tokens_per_second": 5.0, "exactness": "exact", **other}
     return WorkerStats(tokens=tokens, reported_at=reported_at, started_at=1000.0, fingerprint="f", **given)
 
 
@@ -285,7 +285,7 @@ def test_workers_show_what_they_report(connection: redis.Redis) -> None:
     announce_worker(connection, "minilab-b")
     announce_worker(connection, "minilab-c", alive=False)
     announce_worker(connection, "minilab-d", alive=False)
-    report(connection, "minilab-a", 100, 50.0, used=3, places=8, tokens_per_second=12.5)
+    report(connection, "minilab-a", 100, 50.0, used=3, slots=8, tokens_per_second=12.5)
     report(connection, "minilab-c", 100, 50.0)
 
     gone, up, silent = (snapshot := look(connection)).workers

@@ -55,7 +55,7 @@ def connection(service: Server) -> Iterator[redis.Redis]:
         announce_worker(connection)
         stats = WorkerStats(
             model="base",
-            places=8,
+            slots=8,
             used=1,
             tokens=2,
             tokens_per_second=7.0,

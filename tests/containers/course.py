@@ -148,7 +148,7 @@ class Course:
         )
         self._say(f"a worker was killed; started again it serves {at['serves'] - killed:.1f} s after that")
         self._say(f"the first of its {len(begun)} answers goes on {at['goes_on'] - killed:.1f} s after the kill")
-        jobs.submit(24, long=True)  # more than the other one has places
+        jobs.submit(24, long=True)  # more than the other one has slots
         (heir,) = jobs.workers(victim.hostname) - {dead}
         _wait(lambda: jobs.of_worker(heir))
         jobs.wait_for_ends()

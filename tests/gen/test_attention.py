@@ -12,14 +12,14 @@ from minilab_gen.models.attention import (
     attend_many_sequences,
     attend_one_sequence,
     causal_bias,
-    causal_pieces,
+    causal_blocks,
     round_up,
 )
 
 SHAPES = [(1, 8, 32), (2, 3, 12), (3, 3, 64), (4, 1, 64), (2, 7, 128), (1, 1, 4)]
 """Key heads, query heads for each, and the size of a head."""
 LENGTHS = [17, 130, 191, 193, 208, 224, 257, 385, 700]
-"""Where MKL takes other paths, and where a prompt is read in several pieces."""
+"""Where MKL takes other paths, and where a prompt is read in several blocks."""
 
 
 def random_heads(n_kv_head: int, group: int, head_dim: int, length: int) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def random_heads(n_kv_head: int, group: int, head_dim: int, length: int) -> tupl
 def attend_to_all_so_far(queries: Tensor, keys_values: Tensor, start: int) -> Tensor:
     """Queries at positions from ``start`` on, as one chunk of a prompt."""
     group = queries.shape[1] // keys_values.shape[0]
-    return attend_one_sequence(queries, keys_values, causal_pieces(start, len(queries), group, queries.device))
+    return attend_one_sequence(queries, keys_values, causal_blocks(start, len(queries), group, queries.device))
 
 
 @pytest.mark.parametrize("length", LENGTHS)

@@ -206,7 +206,7 @@ def test_a_neighbour_that_comes_goes_or_fails_changes_nothing(what: str, at: int
     assert_equal(watched, "b", alone(request_of(18, 12, HOT)))
 
 
-def test_what_lies_in_a_place_beyond_its_sequence_changes_nothing() -> None:
+def test_what_lies_in_a_slot_beyond_its_sequence_changes_nothing() -> None:
     watched = Watched()
     sequence = watched.add("a", request_of(3, 12, HOT))
 
@@ -217,10 +217,10 @@ def test_what_lies_in_a_place_beyond_its_sequence_changes_nothing() -> None:
     assert_equal(watched, "a", alone(request_of(3, 12, HOT)))
 
 
-# Places are used again
+# Slots are used again
 
 
-def test_a_place_that_a_long_sequence_left_serves_a_short_one_as_if_new() -> None:
+def test_a_slot_that_a_long_sequence_left_serves_a_short_one_as_if_new() -> None:
     watched = Watched(max_batch=1)
     watched.add("long", request_of(20, 12))
     watched.add("short", request_of(3, 8, HOT))
@@ -240,7 +240,7 @@ def poisoned_model() -> MiniLabModel:
 
 
 @pytest.mark.parametrize("max_batch", [1, 3])
-def test_a_place_that_held_nan_serves_the_next_as_if_new(max_batch: int) -> None:
+def test_a_slot_that_held_nan_serves_the_next_as_if_new(max_batch: int) -> None:
     model = poisoned_model()
     watched = Watched(model, max_batch, prefill_tokens=16)
     bad = GenerationRequest((*range(20), 63, *range(5)), 8)

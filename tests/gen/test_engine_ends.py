@@ -1,4 +1,4 @@
-"""Who runs when, how each sequence ends, and that every way out of the engine frees its place."""
+"""Which sequence runs when, how each ends, and that every way out of the engine frees its slot."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def one_thread() -> Iterator[None]:
         yield
 
 
-# Who runs when
+# Which sequence runs when
 
 
 def test_first_come_first_served() -> None:
@@ -35,7 +35,7 @@ def test_first_come_first_served() -> None:
     assert watched.started == names
 
 
-def test_a_place_freed_in_one_step_is_taken_in_the_next() -> None:
+def test_a_slot_freed_in_one_step_is_taken_in_the_next() -> None:
     watched = Watched(max_batch=1)
     watched.add("a", request_of(3, 1))
     watched.add("b", request_of(3, 1))
@@ -132,11 +132,11 @@ def test_a_stop_token_at_the_end_of_the_prompt_stops_nothing() -> None:
     assert len(watched.run().tokens["a"]) == 4
 
 
-# Every way out frees the place
+# Every way out frees the slot
 
 
 def leave(watched: Watched, way: str) -> None:
-    """Let the job "a" out of an engine with two places in this way; others fill the engine."""
+    """Let the job "a" out of an engine with two slots in this way; others fill the engine."""
     full = {"cancelled waiting", "timeout waiting"}
     for number in range(2 if way in full else 1):
         watched.add(f"other-{number}", request_of(5, 6, HOT))
@@ -165,7 +165,7 @@ def leave(watched: Watched, way: str) -> None:
         ("error", "error", 2),
     ],
 )
-def test_every_way_out_frees_the_place(way: str, reason: str, tokens: int) -> None:
+def test_every_way_out_frees_the_slot(way: str, reason: str, tokens: int) -> None:
     watched = Watched(max_batch=2)
     leave(watched, way)
 
@@ -181,7 +181,7 @@ def test_every_way_out_frees_the_place(way: str, reason: str, tokens: int) -> No
 
 
 @pytest.mark.parametrize("steps", [1, 2, 3])
-def test_a_sequence_cancelled_while_its_prompt_is_half_read_frees_its_place(steps: int) -> None:
+def test_a_sequence_cancelled_while_its_prompt_is_half_read_frees_its_slot(steps: int) -> None:
     watched = Watched(max_batch=3, prefill_tokens=7)
     watched.add("a", request_of(3, 8, HOT))
     watched.add("half-read", request_of(25, 8))
@@ -203,7 +203,7 @@ def test_a_deadline_that_is_past_lets_nothing_start() -> None:
     watched.step()
 
     assert (watched.tokens["a"], watched.ends["a"]) == ([], "timeout")
-    watched.engine.check_books()
+    watched.engine.check_idle()
 
 
 def test_three_hundred_jobs_with_every_end_leave_nothing_behind() -> None:
@@ -222,7 +222,7 @@ def test_three_hundred_jobs_with_every_end_leave_nothing_behind() -> None:
                 sequence.deadline = 0.0
         watched.step()
 
-    watched.engine.check_books()
+    watched.engine.check_idle()
     assert watched.ends.keys() == requests.keys()
     assert set(watched.ends.values()) == {"stop", "length", "context", "cancelled", "timeout", "error"}
 
@@ -312,4 +312,4 @@ def test_an_engine_without_work_has_nothing_to_say() -> None:
 
     assert not engine.has_work
     assert engine.step() == []
-    engine.check_books()
+    engine.check_idle()

@@ -23,7 +23,7 @@ from support.watched_engine import (
 )
 
 from minilab_gen.engine.lazy_memory import LazyMemory
-from minilab_gen.engine.reading import shared_length
+from minilab_gen.engine.step_batch import shared_length
 from minilab_gen.errors import RequestError
 from minilab_gen.models.decoder import MiniLabModel
 
@@ -61,8 +61,8 @@ def test_the_last_to_come_waits_again_when_the_others_outgrow_the_budget() -> No
 
     watched.step(23)
 
-    assert (first.place, first.tokens) == (0, 23)
-    assert (last.place, last.read) == (None, 0)
+    assert (first.slot, first.tokens) == (0, 23)
+    assert (last.slot, last.read) == (None, 0)
     watched.run()
     assert len(watched.tokens["last"]) == 29
     assert_equal(watched, "last", alone(request_of(3, 29, HOT)))
@@ -133,7 +133,7 @@ def test_clearing_clears_its_piece_and_nothing_else(start: int, end: int) -> Non
     assert torch.equal(memory.tensor, expected)
 
 
-def test_places_of_a_long_context_cost_what_is_used() -> None:
+def test_slots_of_a_long_context_cost_what_is_used() -> None:
     config = replace(EIGHT_TO_ONE, context_length=1_000_000, d_model=512)
     before = resident_bytes()
     watched = Watched(random_model(config).freeze(), max_batch=64)  # 64 GB of addresses

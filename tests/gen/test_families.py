@@ -73,7 +73,7 @@ def prompts() -> list[tuple[int, ...]]:
 def run_together(
     model: MiniLabModel, requests: list[GenerationRequest], batch: int
 ) -> list[tuple[list[int], list[Tensor]]]:
-    """The answers of an engine of so many places, and the logits that each token was chosen from."""
+    """The answers of an engine of so many slots, and the logits that each token was chosen from."""
     seen: dict[str, list[Tensor]] = {}
     engine = Engine(model, batch, on_logits=lambda s, row: seen.setdefault(s.name, []).append(row.clone()))
     sequences = [Sequence(str(place), request) for place, request in enumerate(requests)]

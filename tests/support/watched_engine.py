@@ -74,7 +74,7 @@ class Watched:
         """Step until all have left, and look into the books."""
         while self.engine.has_work:
             self.step()
-        self.engine.check_books()
+        self.engine.check_idle()
         return self
 
     def _see(self, sequence: Sequence, row: Tensor) -> None:

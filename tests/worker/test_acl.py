@@ -30,7 +30,8 @@ from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, let_go, queue_of, recorded_state
+from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of, recorded_state
+from minilab_gen.protocol.script_cache import forget_connection
 from minilab_gen.protocol.streams import publish, stream_length
 from minilab_gen.request import GenerationRequest
 
@@ -181,7 +182,7 @@ def test_the_clients_user_ends_jobs_that_no_worker_will(
     broken.set_status("failed")  # type: ignore[arg-type]
     broken.failed_job_registry.add(broken, ttl=60, exc_string="it broke")
     gone.cancel()
-    let_go(server)
+    forget_connection(server)
     monkeypatch.setenv("MINILAB_REDIS_URL", urls[CLIENT])
 
     assert run_client("cancel", "waits").exit_code == 0
@@ -241,7 +242,7 @@ OF_WORKERS: Final = [
     ("SET", keys.model_card("base"), "{}"),
     ("SET", keys.worker_lease("minilab-x"), "1"),
     ("SET", keys.worker_stats("minilab-x"), "{}"),
-    ("SET", keys.deaths("a"), "3"),
+    ("SET", keys.expired_leases("a"), "3"),
     ("ZADD", "rq:wip:minilab.base", "1", "a:b"),
     ("ZADD", "rq:executions:a", "1", "b"),
     ("HSET", "rq:worker:minilab-x", "state", "busy"),

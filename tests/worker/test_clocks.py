@@ -29,10 +29,10 @@ from support.waiting import wait_until
 from minilab_gen.engine import Engine
 from minilab_gen.engine.sequence import Outcome
 from minilab_gen.protocol import endings, keys
-from minilab_gen.protocol.clearing import cancel_waiting
+from minilab_gen.protocol.bulk_cancel import cancel_waiting
 from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of, view
-from minilab_gen.protocol.repeats import asked_by
+from minilab_gen.protocol.original_request import original_request_of
 from minilab_gen.protocol.streams import stream_length
 from minilab_gen.protocol.workers import all_workers
 from minilab_gen.request import GenerationRequest
@@ -187,7 +187,7 @@ def test_a_job_waits_as_long_as_it_may_and_no_longer(
     for job_id in (patient, as_patient):
         endings.settle(server, job_id)
         assert status(server, job_id) == "queued"
-        assert asked_by_now(server, job_id) == 600
+        assert original_ttl(server, job_id) == 600
     for job_id in (hasty, as_hasty):
         wait_until(lambda job_id=job_id: is_over(server, job_id))  # type: ignore[misc]
     assert scores(server, base(server).failed_job_registry.key) == pytest.approx(
@@ -199,12 +199,12 @@ def test_a_job_waits_as_long_as_it_may_and_no_longer(
         wait_until(lambda job_id=job_id: status(server, job_id) == "finished")  # type: ignore[misc]
 
 
-def asked_by_now(connection: redis.Redis, job_id: str) -> int | None:
+def original_ttl(connection: redis.Redis, job_id: str) -> int | None:
     """The seconds that a repeat of a job that ended now might wait."""
     with connection.pipeline(transaction=False) as pipeline:
         pipeline.xadd(keys.token_stream(job_id), {"end": "length", "tokens": 0, "prompt_tokens": 2}, id="1-0")
         pipeline.execute()
-    ttl = asked_by(connection, job_id).submission.ttl
+    ttl = original_request_of(connection, job_id).submission.ttl
     connection.delete(keys.token_stream(job_id))
     return ttl
 

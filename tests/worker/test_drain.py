@@ -35,7 +35,7 @@ def test_running_jobs_are_finished_and_no_other_is_begun(own_service: OwnService
 
 def test_what_is_not_finished_in_the_grace_time_goes_back_to_the_head_of_the_queue(own_service: OwnService) -> None:
     worker = own_service.fleet.start_and_wait("--grace", "0.1")
-    jobs = [own_service.submit() for _ in range(10)]  # two more than there are places
+    jobs = [own_service.submit() for _ in range(10)]  # two more than there are slots
     running, waiting = jobs[:8], jobs[8:]
     wait_until(lambda: all_run(own_service, running), LIMIT)
 
@@ -44,7 +44,7 @@ def test_what_is_not_finished_in_the_grace_time_goes_back_to_the_head_of_the_que
 
     assert own_service.queue.get_job_ids() == running + waiting
     assert {own_service.status(job_id) for job_id in jobs} == {"queued"}
-    assert own_service.connection.exists(*map(keys.deaths, running)) == 0, "to leave is not to die"
+    assert own_service.connection.exists(*map(keys.expired_leases, running)) == 0, "none has expired"
     assert own_service.connection.keys("rq:execution*") == []
     own_service.fleet.start()
     for job_id in jobs:

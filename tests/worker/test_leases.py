@@ -85,7 +85,7 @@ def test_a_job_is_not_taken_from_a_worker_that_holds_its_lease(server: redis.Red
     assert not other.requeue(only_started(other), if_expired=True)
 
     assert status(server, claim.job.job_id) == "started"
-    assert not server.exists(keys.deaths(claim.job.job_id))
+    assert not server.exists(keys.expired_leases(claim.job.job_id))
 
 
 def test_a_job_is_not_taken_from_a_worker_that_renews_its_lease_at_that_moment(
@@ -134,7 +134,7 @@ def test_a_job_of_a_dead_worker_is_found_soon_after_its_lease(server: redis.Redi
         takeover.sweep_if_due()
 
     assert time.monotonic() - began < SWEPT_WITHIN
-    assert server.get(keys.deaths(claim.job.job_id)) == b"1"
+    assert server.get(keys.expired_leases(claim.job.job_id)) == b"1"
 
 
 def test_timeout_ends_a_job_of_a_real_worker_and_no_other(own_service: OwnService) -> None:

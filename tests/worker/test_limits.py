@@ -18,7 +18,8 @@ import minilab_gen
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import endings, jobs, keys
 from minilab_gen.protocol.events import EndEvent
-from minilab_gen.protocol.jobs import MAX_PAYLOAD_BYTES, Submission, enqueue, fetch, let_go, request_of
+from minilab_gen.protocol.jobs import MAX_PAYLOAD_BYTES, Submission, enqueue, fetch, request_of
+from minilab_gen.protocol.script_cache import forget_connection
 from minilab_gen.protocol.streams import stream_length
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import (
@@ -51,7 +52,7 @@ def record_with(connection: redis.Redis, job_id: str, **fields: bytes) -> str:
     enqueue(connection, GenerationRequest((5, 6)), Submission(job_id=job_id))
     for name, value in fields.items():
         connection.hset(f"rq:job:{job_id}", name, value)
-    let_go(connection)
+    forget_connection(connection)
     return job_id
 
 

@@ -163,7 +163,7 @@ def test_an_id_that_is_queued_again_while_it_runs_runs_once(
 def test_a_worker_that_claims_its_own_lost_job_again_goes_on(
     server: redis.Redis, served: ServedModel, start: StartWorker
 ) -> None:
-    """Another worker found it dead and had no free place itself."""
+    """Another worker found the lease expired and had no free slot itself."""
     start()
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
@@ -403,7 +403,7 @@ def lose_connection(completions: object, ends: object) -> None:
     raise redis.ConnectionError("gone")
 
 
-@pytest.mark.parametrize("overwritten", ["rq:executions:{0}", "minilab:deaths:{0}"])
+@pytest.mark.parametrize("overwritten", ["rq:executions:{0}", "minilab:expired-leases:{0}"])
 def test_a_key_of_another_type_does_not_end_the_worker(
     server: redis.Redis, start: StartWorker, overwritten: str
 ) -> None:

@@ -41,7 +41,7 @@ def test_an_idle_worker_reports_its_model_and_its_free_places(
     assert report is not None
     card = served.card
     assert (report.model, report.exactness, report.fingerprint) == (card.name, card.exactness, card.fingerprint)
-    assert (report.places, report.used, report.tokens, report.tokens_per_second) == (3, 0, 0, 0.0)
+    assert (report.slots, report.used, report.tokens, report.tokens_per_second) == (3, 0, 0, 0.0)
     assert before <= report.started_at <= report.reported_at <= time.time()
     assert 0 < server.ttl(keys.worker_stats(worker.name)) <= keys.STATS_TTL
 
@@ -122,7 +122,7 @@ def test_the_report_of_a_killed_worker_tells_what_it_was_doing(own_service: OwnS
     wait_until(lambda: not own_service.connection.keys(keys.worker_lease("*")), LIMIT)
 
     (report,) = reports(own_service)
-    assert 0 < report.used <= report.places
+    assert 0 < report.used <= report.slots
 
 
 @needs_redis

@@ -21,7 +21,7 @@ from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.models.linear import Linear
 
 SEQUENCES = (1 + 1) + (3 + 1) + (4 + 1) + (8 + 1)
-"""Of a worker with 4 places: one more than places, for each size of batch."""
+"""Of a worker with 4 slots: one more than slots, for each size of batch."""
 
 
 @pytest.fixture(autouse=True)

@@ -104,7 +104,7 @@ def test_a_worker_that_slept_through_its_lease_changes_nothing(own_service: OwnS
     own_service.assert_answered(job_id)
     assert own_service.successes() == 1
     assert [worker.exit_code for worker in own_service.fleet.workers] == [0, 0]
-    assert own_service.connection.get(keys.deaths(job_id)) == b"0", "to sleep is not to die"
+    assert own_service.connection.get(keys.expired_leases(job_id)) == b"0", "a worker that only slept is not counted"
 
 
 def test_a_job_that_kills_its_worker_three_times_is_failed(own_service: OwnService) -> None:
@@ -118,7 +118,7 @@ def test_a_job_that_kills_its_worker_three_times_is_failed(own_service: OwnServi
     *_, end = tail(own_service.connection, job_id)
 
     assert isinstance(end, EndEvent)
-    assert (end.reason, end.error) == ("error", "3 workers died while they ran this job")
+    assert (end.reason, end.error) == ("error", "3 workers lost their lease while they ran this job")
     own_service.wait_for_status(job_id, "failed")
     own_service.assert_nothing_is_left()
 

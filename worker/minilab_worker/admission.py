@@ -32,7 +32,7 @@ def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> JobRun:
     if refusal is not None:
         run.close("error", error=refusal)
     elif claim.expired_leases >= MOST_EXPIRED_LEASES:
-        run.close("error", error=f"{claim.expired_leases} workers died while they ran this job")
+        run.close("error", error=f"{claim.expired_leases} workers lost their lease while they ran this job")
     elif claim.is_cancelled:
         run.close("cancelled")
     elif claim.begun_by is not None:

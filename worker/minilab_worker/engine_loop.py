@@ -122,7 +122,7 @@ class EngineLoop:
         """Obey what is in the queue, and wait for a command when there is nothing to do; False at the end."""
         self._read_commands()
         while not (self._has_work or self._is_draining):
-            self._engine.check_books()
+            self._engine.check_idle()
             self._must_recheck = False
             self._obey(self._commands.get())
             self._read_commands()

@@ -12,8 +12,8 @@ import redis
 
 from minilab_gen.errors import CardError, RequestError, UnknownModelError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.bulk_cancel import count_waiting
 from minilab_gen.protocol.cards import ModelCard, announced_card, digest, read_card
-from minilab_gen.protocol.clearing import count_waiting
 from minilab_gen.protocol.jobs import workers_alive
 from minilab_gen.protocol.vocabulary import jobs_beyond
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT, Tokenizer

@@ -71,9 +71,9 @@ class Verdict:
 
 @dataclass(slots=True)
 class _Batch:
-    """Sequences that run in an engine of so many places, and the logits that each of their tokens was chosen from."""
+    """Sequences that run in an engine of so many slots, and the logits that each of their tokens was chosen from."""
 
-    places: int
+    slots: int
     sequences: list[Sequence]
     seen: dict[str, list[Tensor]] = field(default_factory=dict)
 
@@ -86,7 +86,7 @@ def check_exactness(
     seconds: float = CHECK_SECONDS,
     on_progress: OnProgress | None = None,
 ) -> Verdict:
-    """Compare the engine with the reference on the shapes that a worker of ``max_batch`` places will use.
+    """Compare the engine with the reference on the shapes that a worker of ``max_batch`` slots will use.
 
     Each size of batch gets its share of the seconds, so that none is left out where they are too few.
     """
@@ -118,7 +118,7 @@ def _planned_batches(model: MiniLabModel, max_batch: int) -> list[_Batch]:
     batches = []
     for size in sizes:
         sequences = []
-        for number in range(size + 1):  # one more than there are places, so that one waits and takes over another's
+        for number in range(size + 1):  # one more than there are slots, so that one waits and takes over another's
             is_the_long_one = size == _BATCHES[-1] and number == size // 2
             length = _LONGEST if is_the_long_one else dice.randint(1, longest)
             prompt = tuple(dice.randrange(model.config.vocab_size) for _ in range(min(length, most)))
@@ -140,14 +140,14 @@ def _run(model: MiniLabModel, batch: _Batch, until: float, tell: Callable[[], No
     def see(sequence: Sequence, row: Tensor) -> None:
         batch.seen.setdefault(sequence.name, []).append(row.clone())
 
-    engine = Engine(model, batch.places, prefill_tokens=48, on_logits=see)
+    engine = Engine(model, batch.slots, prefill_tokens=48, on_logits=see)
     for sequence in batch.sequences:
         engine.add(sequence)
     while engine.has_work and (not batch.seen or time.monotonic() < until):
         engine.step()
         tell()
     if not engine.has_work:
-        engine.check_books()
+        engine.check_idle()
 
 
 def _compare(model: MiniLabModel, batch: _Batch, until: float, verdict: Verdict, tell: Callable[[], None]) -> None:

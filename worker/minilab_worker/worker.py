@@ -189,7 +189,7 @@ class Worker:
     def check_idle(self) -> None:
         """Assert that a worker without jobs holds nothing."""
         assert not self._jobs.started, "an idle worker must hold no job"
-        self._engine.check_books()
+        self._engine.check_idle()
 
     def on_moved(self, runs: Sequence[JobRun], state: JobState) -> None:
         """What follows when jobs enter a state, in the thread in which they do."""

@@ -81,7 +81,7 @@ class Workforce:
             model=worker.model,
             alive=worker.alive,
             used=stats.used,
-            places=stats.places,
+            places=stats.slots,
             tokens_per_second=self._speedometer.of(worker.name) if worker.alive else None,
             started_at=stats.started_at,
         )

@@ -79,7 +79,7 @@ local function look_at(id, q, may_continue_another)
   found[#found + 1] = {q, id, 'started', record, execution,
     redis.pcall('XRANGE', 'minilab:tokens:' .. id, '-', '+'),
     redis.call('EXISTS', 'minilab:cancel:' .. id),
-    redis.pcall('GET', 'minilab:deaths:' .. id), created_at, moment}
+    redis.pcall('GET', 'minilab:expired-leases:' .. id), created_at, moment}
 end
 
 local given = 9

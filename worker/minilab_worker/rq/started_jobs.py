@@ -73,8 +73,8 @@ class StartedJobs:
                     pipeline.hset(record, "status", JobStatus.QUEUED.value)
                     pipeline.lpush(Queue.redis_queue_namespace_prefix + job.queue, job.job_id)
                 if exists and if_expired:
-                    pipeline.incr(keys.deaths(job.job_id))
-                    pipeline.expire(keys.deaths(job.job_id), keys.RETENTION)
+                    pipeline.incr(keys.expired_leases(job.job_id))
+                    pipeline.expire(keys.expired_leases(job.job_id), keys.RETENTION)
                 pipeline.execute()
             except redis.WatchError:
                 return False

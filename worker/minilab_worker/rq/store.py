@@ -82,8 +82,8 @@ class RqJobStore:
         """Take back what was counted as an expired lease."""
         with self._connection.pipeline(transaction=False) as pipeline:
             for job in jobs:
-                pipeline.decr(keys.deaths(job.job_id))
-                pipeline.expire(keys.deaths(job.job_id), keys.RETENTION)
+                pipeline.decr(keys.expired_leases(job.job_id))
+                pipeline.expire(keys.expired_leases(job.job_id), keys.RETENTION)
             pipeline.execute()
 
     def alive(self, workers: set[str]) -> set[str]:

@@ -53,7 +53,7 @@ class Reporter:
         self._started_at = self._started_at or moment
         stats = WorkerStats(
             model=self._card.name,
-            places=self._slots,
+            slots=self._slots,
             used=used,
             tokens=tokens,
             tokens_per_second=round(self._speed(), 1),

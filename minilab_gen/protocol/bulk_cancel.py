@@ -1,7 +1,7 @@
-"""Cancels the jobs that wait for a model, a batch at a time. It must not touch a job that a worker has taken.
+"""Cancels the jobs that wait for a model, a batch at a time. A job that a worker has claimed is not touched.
 
-A script takes a job from its queue and writes its terminal entry, both or neither: whoever is killed in the middle of
-thousands leaves none that stands in no queue and has no end. RQ's books follow.
+A script takes a job from its queue and writes its terminal entry, both or neither: a process that is killed
+in the middle of thousands leaves none that stands in no queue and has no end. RQ's records follow.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def cancel_waiting(connection: redis.Redis, model: str) -> Iterator[int]:
     """Cancel the jobs that wait for a model now, oldest first; yields how many after each batch."""
     for name in keys.queue_names(model):
         queue = queue_of(connection, name)
-        left, passed = connection.llen(queue.key), 0  # new ones are none of ours, or there might be no end to them
+        left, passed = connection.llen(queue.key), 0  # not those that come meanwhile, or there might be no end to them
         while left > 0:
             job_ids: Any = connection.lrange(queue.key, passed, passed + min(left, BATCH) - 1)
             if not job_ids:
@@ -63,8 +63,8 @@ def _cancel(connection: redis.Redis, queue: Queue, job_ids: list[str]) -> int:
     with connection.pipeline(transaction=False) as pipeline:
         for job, end in ends:
             words = [part for pair in end.to_fields().items() for part in pair]
-            places = (keys.token_stream(job.id), queue.key, job.key)
-            pipeline.eval(_TAKE_SCRIPT, 3, *places, entry_id(end.number), str(keys.RETENTION), job.id, *words)
+            named = (keys.token_stream(job.id), queue.key, job.key)
+            pipeline.eval(_TAKE_SCRIPT, 3, *named, entry_id(end.number), str(keys.RETENTION), job.id, *words)
         answers = pipeline.execute(raise_on_error=False)
     taken = [job for (job, _), answer in zip(ends, answers, strict=True) if _is_taken(answer)]
     now = server_time(connection)
@@ -91,7 +91,7 @@ def _ends(connection: redis.Redis, job_ids: list[str]) -> list[tuple[Job, EndEve
             job = restored(connection, job_id, record)
             event = decode_entry(last[0]) if last else None
         except (UnknownJobError, RequestError, StreamError):
-            continue  # whoever takes it from the queue sees to it
+            continue  # the worker that claims it ends it
         if not isinstance(event, EndEvent):
             ends.append((job, EndEvent("cancelled", event.number if event else 0, prompt_length(job))))
     return ends

@@ -1,6 +1,6 @@
-"""What an ended job asked, so that the same can be asked again. It must not know why anybody would.
+"""The request of an ended job, so that the same can be asked again.
 
-A token stream that has ended takes no more, so whatever is asked again is a new job.
+A token stream that has ended takes no more, so a request that is asked again is a new job.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from minilab_gen.request import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class OriginalRequest:
     """A request as it was put into the queue."""
 
     request: GenerationRequest
@@ -27,14 +27,14 @@ class Asked:
     """How, without an id."""
 
 
-def asked_by(connection: redis.Redis, job_id: str) -> Asked:
+def original_request_of(connection: redis.Redis, job_id: str) -> OriginalRequest:
     """What an ended job asked. Raises UnknownJobError; RequestError where it has not ended or is none of ours."""
     settle(connection, job_id)
     job = fetch(connection, job_id)
     tokens, end = stream_length(connection, job_id)
     if end is None:
         raise RequestError(f"a job must have ended, but {job_id} is {recorded_state(job)}, with {tokens} tokens so far")
-    return Asked(request_of(job), _submission_of(job))
+    return OriginalRequest(request_of(job), _submission_of(job))
 
 
 def _submission_of(job: Job) -> Submission:

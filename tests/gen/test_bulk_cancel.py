@@ -12,7 +12,7 @@ from rq.registry import CanceledJobRegistry
 from support.client_program import client, fake_redis, start, submit, write
 
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.clearing import BATCH, cancel_waiting, count_waiting
+from minilab_gen.protocol.bulk_cancel import BATCH, cancel_waiting, count_waiting
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.jobs import Submission, enqueue, fetch, recorded_state, view
 from minilab_gen.protocol.streams import publish, read_stream
@@ -182,7 +182,7 @@ def test_the_model_is_chosen_by_flag_or_variable(fake: redis.Redis) -> None:
         ((), "give either JOB... or --all-queued"),
         (("x", "--all-queued", "--yes"), "give either JOB... or --all-queued"),
         (("--all-queued",), "give --yes where nobody can answer"),
-        (("--all-queued", "--yes", "--model", "a.b"), "a model name must be"),
+        (("--all-queued", "--yes", "--model", "a b"), "a model name must be"),
     ],
 )
 def test_what_is_not_clear_is_refused_before_a_connection_is_made(

@@ -1,4 +1,4 @@
-"""What one step reads: one token of each decoding sequence, and chunks of prompts. It must not choose who runs."""
+"""What one step reads: one token of each decoding sequence, and chunks of prompts."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from minilab_gen.engine.pool import Pool
 from minilab_gen.engine.sequence import Sequence
 from minilab_gen.models.attention import (
     KEY_TILE,
-    Piece,
+    QueryBlock,
     attend_many_sequences,
     attend_one_sequence,
     causal_bias,
-    causal_pieces,
+    causal_blocks,
     round_up,
 )
 
@@ -34,8 +34,8 @@ class _ChunkRows:
 
     first: int
     last: int
-    place: int
-    pieces: list[Piece]
+    slot: int
+    blocks: list[QueryBlock]
 
 
 _ROW_STEP, _FREE_ROWS = 16, 64
@@ -46,10 +46,10 @@ _LONE_COST = 512
 """Key positions that take as long as attending for one more sequence alone: some ten calls of small operations."""
 
 
-class Reading:
+class StepBatch:
     """A step's tokens laid flat, decoding ones first; an :class:`~minilab_gen.models.attention.AttentionMemory`.
 
-    ``decoding`` sequences must hold the places 0, 1, 2, ... in order. They attend together, over as many positions as
+    ``decoding`` sequences must hold the slots 0, 1, 2, ... in order. They attend together, over as many positions as
     suits most of them; those with more do so alone.
     """
 
@@ -57,22 +57,22 @@ class Reading:
         self._pool = pool
         self._decoding = len(decoding)
         ids = [sequence.ids[-1] for sequence in decoding]
-        places = list(range(len(decoding)))
+        slots = list(range(len(decoding)))
         positions = [sequence.read for sequence in decoding]
         for chunk in chunks:
             start, end = chunk.sequence.read, chunk.sequence.read + chunk.tokens
-            assert chunk.sequence.place is not None, "a sequence must hold a place before it is read"
+            assert chunk.sequence.slot is not None, "a sequence must hold a slot before it is read"
             ids += chunk.sequence.ids[start:end]
-            places += [chunk.sequence.place] * chunk.tokens
+            slots += [chunk.sequence.slot] * chunk.tokens
             positions += range(start, end)
         self._tokens = len(ids)
         self._padding = -len(ids) % _ROW_STEP if len(ids) > _FREE_ROWS else 0
         self.ids = torch.tensor(ids + [0] * self._padding, device=device)
         self.positions = torch.tensor(positions + [0] * self._padding, device=device)
-        self._rows = pool.rows_at(torch.tensor(places, device=device), self.positions[: self._tokens])
+        self._rows = pool.rows_at(torch.tensor(slots, device=device), self.positions[: self._tokens])
         lengths = [round_up(position + 1, KEY_TILE) for position in positions[: self._decoding]]
         self._length = shared_length(lengths)
-        self._lone = [(place, length) for place, length in enumerate(lengths) if length > self._length]
+        self._lone = [(slot, length) for slot, length in enumerate(lengths) if length > self._length]
         self._bias = causal_bias(self.positions[: self._decoding], max(lengths, default=0))
         self._chunks = self._lay_chunks(chunks)
         self.last_rows = [*range(self._decoding), *(rows.last - 1 for rows in self._chunks)]
@@ -82,7 +82,7 @@ class Reading:
         stored = self._pool.store(layer, self._rows, keys_values[: self._tokens])
         mixed = [self._attend_decoding(queries[: self._decoding], stored)] if self._decoding else []
         mixed += [
-            attend_one_sequence(queries[chunk.first : chunk.last], stored[chunk.place], chunk.pieces)
+            attend_one_sequence(queries[chunk.first : chunk.last], stored[chunk.slot], chunk.blocks)
             for chunk in self._chunks
         ]
         if self._padding:
@@ -92,8 +92,8 @@ class Reading:
     def _attend_decoding(self, queries: Tensor, stored: Tensor) -> Tensor:
         seen, bias = stored[: self._decoding, :, : self._length], self._bias[..., : self._length]
         mixed = attend_many_sequences(queries, seen, bias)
-        for place, length in self._lone:
-            own = slice(place, place + 1)
+        for slot, length in self._lone:
+            own = slice(slot, slot + 1)
             mixed[own] = attend_many_sequences(queries[own], stored[own, :, :length], self._bias[own, :, :length])
         return mixed
 
@@ -101,9 +101,9 @@ class Reading:
         laid, first = [], self._decoding
         for chunk in chunks:
             last = first + chunk.tokens
-            pieces = causal_pieces(chunk.sequence.read, chunk.tokens, self._pool.group, self.positions.device)
-            assert chunk.sequence.place is not None
-            laid.append(_ChunkRows(first, last, chunk.sequence.place, pieces))
+            blocks = causal_blocks(chunk.sequence.read, chunk.tokens, self._pool.group, self.positions.device)
+            assert chunk.sequence.slot is not None
+            laid.append(_ChunkRows(first, last, chunk.sequence.slot, blocks))
             first = last
         return laid
 
