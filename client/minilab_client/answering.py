@@ -1,4 +1,4 @@
-"""One answer after the other in a conversation: asked, shown, stopped. It must not know where questions come from."""
+"""One answer after the other in a conversation: asked, shown, stopped."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Answerer:
         return question
 
     def _submit(self, question: Question) -> str:
-        of_question = {"prompt": question.prompt, "max_new_tokens": question.room}
+        of_question = {"prompt": question.prompt, "max_new_tokens": question.max_new_tokens}
         request = GenerationRequest.from_payload({"stop_ids": question.stop_ids, **self._sampling, **of_question})
         if "seed" not in self._sampling:
             request = request.with_seed(draw_seed())

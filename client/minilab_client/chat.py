@@ -1,4 +1,4 @@
-"""``minilab-client chat``: a conversation in the terminal. It must not know how a model is asked."""
+"""``minilab-client chat``: a conversation in the terminal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from minilab_gen.request import DEFAULT_CHAT_TOKENS
     "\n  minilab-client chat --model SmolLM2-135M-Instruct --system 'You answer briefly.' --temperature 0.7",
 )
 @model_option
-@click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
+@click.option("--system", metavar="TEXT", help="System message: instructions to the model.")
 @sampling_options(str(DEFAULT_CHAT_TOKENS))
 @timeout_option
 @priority_option("normal")
@@ -42,7 +42,7 @@ def chat(
     """Talk with a model: each line is answered with all that was said before in mind.
 
     Ctrl-C stops an answer, and the conversation goes on with what there is of it; Ctrl-D ends the program. Where the
-    conversation outgrows the model's context, its oldest turns are left out, and that is said. Without a terminal,
+    conversation outgrows the model's context, its oldest turns are dropped, with a note. Without a terminal,
     each line of standard input is answered in turn, and the exit code is that of the last answer that failed.
     """
     from minilab_client.answering import Answerer

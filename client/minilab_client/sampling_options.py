@@ -1,4 +1,4 @@
-"""Options that say how tokens are chosen and where an answer ends. It must not know whose answer it is."""
+"""Options that say how tokens are chosen and where an answer ends."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sampling_options(most: str) -> _Option:
             metavar="N",
             envvar="MINILAB_MAX_NEW_TOKENS",
             show_envvar=True,
-            help=f"The most tokens that may follow; the model's context may leave fewer. Default: {most}.",
+            help=f"Maximum number of new tokens; the model's context may allow fewer. Default: {most}.",
         ),
         click.option(
             "--temperature",
@@ -35,7 +35,7 @@ def sampling_options(most: str) -> _Option:
             metavar="T",
             envvar="MINILAB_TEMPERATURE",
             show_envvar=True,
-            help="What logits are divided by before a token is drawn. Default: 0, which takes the most probable one.",
+            help="Sampling temperature. Default: 0, which always takes the most probable token.",
         ),
         click.option(
             "--top-k",
@@ -43,7 +43,7 @@ def sampling_options(most: str) -> _Option:
             metavar="K",
             envvar="MINILAB_TOP_K",
             show_envvar=True,
-            help="Draw only among tokens at least as probable as the K-th. Default: all.",
+            help="Sample only from the K most probable tokens (ties stay). Default: all.",
         ),
         click.option(
             "--top-p",
@@ -51,8 +51,7 @@ def sampling_options(most: str) -> _Option:
             metavar="P",
             envvar="MINILAB_TOP_P",
             show_envvar=True,
-            help="Draw only among the most probable tokens that make up this share, above 0 and at most 1. "
-            "Default: all.",
+            help="Sample only from the most probable tokens whose probabilities add up to P. Default: all.",
         ),
         click.option(
             "--seed",
@@ -60,7 +59,7 @@ def sampling_options(most: str) -> _Option:
             metavar="N",
             envvar="MINILAB_SEED",
             show_envvar=True,
-            help="The same seed gives the same text. Default: one is drawn and reported.",
+            help="Random seed; the same seed gives the same text. Default: drawn and reported.",
         ),
         click.option(
             "--stop-id",

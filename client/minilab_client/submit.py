@@ -1,4 +1,4 @@
-"""``minilab-client submit``: put one job into the queue. It must not know how jobs are run."""
+"""``minilab-client submit``: put one job into the queue."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class _NewJob:
     is_flag=True,
     help='TEXT is what a user says, or a conversation in JSON: [{"role": "user", "content": "..."}, ...].',
 )
-@click.option("--system", metavar="TEXT", help="With --chat: what the model is told before the conversation.")
+@click.option("--system", metavar="TEXT", help="With --chat: system message, instructions to the model.")
 @click.option(
     "--file",
     "-f",
@@ -180,7 +180,7 @@ def _text(words: tuple[str, ...], file: Path | None) -> str:
 
 
 def _piped_text() -> str:
-    """What comes through a pipe to a command that was given nothing else. At a terminal nobody is made to wait."""
+    """What comes through a pipe to a command that was given nothing else. A terminal is not read."""
     ways = "give TEXT, or - to read it from standard input, or --file, or --ids"
     if sys.__stdin__ is None or sys.stdin.isatty():
         raise click.UsageError(ways)

@@ -223,12 +223,12 @@ def test_a_terminal_shows_a_bar_that_ends_at_100_percent(own_service: OwnService
     assert b"tokens/s" in shown
 
 
-def test_patience_with_a_lost_redis_ends(
+def test_waiting_for_a_lost_redis_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(outages, "PATIENCE", 0.2)
+    monkeypatch.setattr(outages, "LONGEST_OUTAGE", 0.2)
     with (
-        redis.Redis(unix_socket_path=str(tmp_path / "nobody.sock"), retry=Retry(NoBackoff(), 0)) as connection,
+        redis.Redis(unix_socket_path=str(tmp_path / "none.sock"), retry=Retry(NoBackoff(), 0)) as connection,
         pytest.raises(RedisUnavailableError, match="once it runs, the same command goes on"),
     ):
         outages.through_outages(connection.ping)

@@ -285,7 +285,7 @@ def test_a_stop_id_outside_the_vocabulary_is_refused() -> None:
     assert "stop_ids must be below" in refusal("Phileas Fogg", "--stop-id", "1000000")
 
 
-def test_a_model_that_nobody_announced_is_refused() -> None:
+def test_a_model_that_no_worker_announced_is_refused() -> None:
     assert "no worker has announced the model other" in refusal("Phileas Fogg", "--model", "other")
 
 

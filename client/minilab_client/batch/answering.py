@@ -1,4 +1,4 @@
-"""One run of a batch, from its open files to its exit code. It must not know what was typed."""
+"""One run of a batch, from its open files to its exit code."""
 
 from __future__ import annotations
 
@@ -9,48 +9,48 @@ import click
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.display import display
 from minilab_client.batch.files import BatchFiles
-from minilab_client.batch.flights import Flights
 from minilab_client.batch.output_file import OutputFile
+from minilab_client.batch.pending_jobs import PendingJobs
 from minilab_client.batch.raw_lines import read_lines
 from minilab_client.batch.reader import LineReader
 from minilab_client.batch.run import Batch
-from minilab_client.batch.tally import Tally
-from minilab_client.batch.waiting import WaitingNotes
+from minilab_client.batch.tally import Counters
+from minilab_client.batch.waiting import StallNotes
 from minilab_client.exit_codes import ExitCode
 from minilab_client.output import flush, say, write_json
 
 
 def answer(
-    files: BatchFiles, model: AskedModel, flights: Flights, notes: WaitingNotes, *, quiet: bool, as_json: bool
+    files: BatchFiles, model: AskedModel, pending: PendingJobs, notes: StallNotes, *, quiet: bool, as_json: bool
 ) -> ExitCode:
     """Answer the lines; the exit code for what became of them."""
-    began, tally = time.monotonic(), Tally()
+    began, counters = time.monotonic(), Counters()
     try:
         with files.opened() as opened:
-            tally.total = opened.total
+            counters.total = opened.total
             _say_other_models(opened.output, model)
             lines = LineReader(model).read(read_lines(opened.lines))
             with display(quiet=quiet) as shown:
-                Batch(lines, model, flights, opened.output, opened.errors, tally).run(shown, notes)
+                Batch(lines, model, pending, opened.output, opened.errors, counters).run(shown, notes)
     except KeyboardInterrupt:
-        say(f"interrupted: {tally.with_answer:,} lines have an answer; {flights.submitted} jobs go on in the queue")
+        say(f"interrupted: {counters.with_answer:,} lines have an answer; {pending.submitted} jobs go on in the queue")
         say("the same command fetches what they answer and does the rest")
         if as_json:
-            _write_tally(files, tally, began, interrupted=True)
+            _write_counters(files, counters, began, interrupted=True)
             flush()
         raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
     if as_json:
-        _write_tally(files, tally, began, interrupted=False)
-    elif tally.without_answer or not quiet:
-        say(tally.summary(files.errors.name, time.monotonic() - began))
-    if tally.refused and tally.refused == tally.done:
+        _write_counters(files, counters, began, interrupted=False)
+    elif counters.without_answer or not quiet:
+        say(counters.summary(files.errors.name, time.monotonic() - began))
+    if counters.refused and counters.refused == counters.done:
         return ExitCode.REFUSED
-    return ExitCode.FAILED if tally.without_answer else ExitCode.DONE
+    return ExitCode.FAILED if counters.without_answer else ExitCode.DONE
 
 
-def _write_tally(files: BatchFiles, tally: Tally, began: float, *, interrupted: bool) -> None:
-    counts = {name: getattr(tally, name) for name in ("total", "kept", "answered", "failed", "refused", "tokens")}
-    named = {"output": str(files.output), "errors": str(files.errors) if tally.without_answer else None}
+def _write_counters(files: BatchFiles, counters: Counters, began: float, *, interrupted: bool) -> None:
+    counts = {name: getattr(counters, name) for name in ("total", "kept", "answered", "failed", "refused", "tokens")}
+    named = {"output": str(files.output), "errors": str(files.errors) if counters.without_answer else None}
     write_json({**counts, "seconds": round(time.monotonic() - began, 3), **named, "interrupted": interrupted})
 
 

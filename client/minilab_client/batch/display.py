@@ -1,7 +1,4 @@
-"""How far a batch is, on stderr: a bar on a terminal, a line now and then elsewhere, nothing where that was asked for.
-
-It must not know what is counted.
-"""
+"""How far a batch is, on stderr: a bar on a terminal, a line now and then elsewhere, nothing with --quiet."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskProgressColumn, TextColumn
 
-from minilab_client.batch.tally import Pace, Tally
+from minilab_client.batch.tally import Counters, Rate
 
 LINE_SECONDS: Final = 10.0
 """Seconds between two lines where stderr is no terminal: a log of an hour stays readable."""
@@ -24,13 +21,13 @@ LINE_SECONDS: Final = 10.0
 class Display(Protocol):
     """One way to show it."""
 
-    def show(self, tally: Tally) -> None: ...
+    def show(self, counters: Counters) -> None: ...
 
 
 class Silence:
     """Nothing."""
 
-    def show(self, tally: Tally) -> None:
+    def show(self, counters: Counters) -> None:
         pass
 
 
@@ -38,15 +35,19 @@ class Lines:
     """A line now and then."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._pace, self._clock = Pace(clock), clock
+        self._rate, self._clock = Rate(clock), clock
         self._next = clock() + LINE_SECONDS
 
-    def show(self, tally: Tally) -> None:
-        self._pace.take(tally)
+    def show(self, counters: Counters) -> None:
+        self._rate.take(counters)
         if self._clock() >= self._next:
             self._next = self._clock() + LINE_SECONDS
-            total = "" if tally.total is None else f" of {tally.total:,}"
-            parts = [f"{tally.done:,}{total} done", f"{tally.without_answer:,} failed", *speed(self._pace, tally)]
+            total = "" if counters.total is None else f" of {counters.total:,}"
+            parts = [
+                f"{counters.done:,}{total} done",
+                f"{counters.without_answer:,} failed",
+                *speed(self._rate, counters),
+            ]
             click.echo(", ".join(parts), err=True)
 
 
@@ -54,18 +55,18 @@ class Bar:
     """A bar that grows."""
 
     def __init__(self, progress: Progress) -> None:
-        self._pace, self._progress = Pace(), progress
+        self._rate, self._progress = Rate(), progress
         self._task = progress.add_task("", total=None, failed="", speed="")
 
-    def show(self, tally: Tally) -> None:
-        self._pace.take(tally)
-        failed = f"[red]{tally.without_answer:,} failed[/red]" if tally.without_answer else "0 failed"
+    def show(self, counters: Counters) -> None:
+        self._rate.take(counters)
+        failed = f"[red]{counters.without_answer:,} failed[/red]" if counters.without_answer else "0 failed"
         self._progress.update(
             self._task,
-            completed=tally.done,
-            total=tally.total,
+            completed=counters.done,
+            total=counters.total,
             failed=failed,
-            speed=" · ".join(speed(self._pace, tally)),
+            speed=" · ".join(speed(self._rate, counters)),
         )
 
 
@@ -89,8 +90,8 @@ def display(*, quiet: bool) -> Iterator[Display]:
             yield Bar(progress)
 
 
-def speed(pace: Pace, tally: Tally) -> list[str]:
+def speed(rate: Rate, counters: Counters) -> list[str]:
     """Tokens per second and the time left, as far as they are known."""
-    tokens, left = pace.tokens_per_second, pace.seconds_left(tally)
-    rate = [f"{tokens:,.0f} tokens/s"] if tokens else []
-    return [*rate, f"{timedelta(seconds=round(left))} left"] if left else rate
+    tokens, left = rate.tokens_per_second, rate.seconds_left(counters)
+    parts = [f"{tokens:,.0f} tokens/s"] if tokens else []
+    return [*parts, f"{timedelta(seconds=round(left))} left"] if left else parts

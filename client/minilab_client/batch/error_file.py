@@ -1,4 +1,4 @@
-"""The file of lines that have no answer, each with its reason. It tells of the last run. It must not know Redis."""
+"""The file of lines that have no answer, each with its reason. It tells of the last run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The three files of a batch: which they are, and how they are opened. It must not know what a line says."""
+"""The three files of a batch: which they are, and how they are opened."""
 
 from __future__ import annotations
 
@@ -37,9 +37,9 @@ class BatchFiles:
     errors: Path
 
     def __post_init__(self) -> None:
-        places: dict[Path, str] = {}
+        names: dict[Path, str] = {}
         for name, path in (("IN", self.lines), ("--output", self.output), ("--errors", self.errors)):
-            first = places.setdefault(path.resolve(), name)
+            first = names.setdefault(path.resolve(), name)
             if first != name:
                 raise click.UsageError(f"{first} and {name} must be different files, got {path} for both")
 
@@ -69,7 +69,7 @@ class BatchFiles:
 
 
 def _count(lines: BinaryIO) -> int | None:
-    """How many lines there are, for whoever wants to know how long it takes; at a gigabyte a second or so."""
+    """How many lines there are, at a gigabyte a second or so."""
     if not lines.seekable():
         return None
     start = lines.tell()

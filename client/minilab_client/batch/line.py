@@ -1,4 +1,4 @@
-"""One line of a batch: what it asks for, and the name under which its job can be found again. It must not know Redis.
+"""One line of a batch: what it asks for, and the name under which its job can be found again.
 
 The name comes from the content alone, as the user wrote it: of a chat the messages, not the prompt that the model's
 template makes of them, which may hold today's date. So a client that was killed finds the jobs that it had submitted,

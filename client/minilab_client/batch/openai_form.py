@@ -1,4 +1,4 @@
-"""A line of OpenAI's batch format for completions, and its answer. It must not know our own form.
+"""A line of OpenAI's batch format for completions, and its answer.
 
 Where it has a default of its own, that one applies. What the service does not have is accepted where it says "off" and
 refused by name where it would change the answer.

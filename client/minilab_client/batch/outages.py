@@ -1,4 +1,4 @@
-"""Patience with a Redis that is lost for a while. It must not know what is asked of it."""
+"""Calls to Redis that are made again while it is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from minilab_client.output import say
 from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.protocol.outage import Outage
 
-PATIENCE: Final = 600.0
+LONGEST_OUTAGE: Final = 600.0
 """Seconds that Redis may be away: a batch runs unattended, and a restart of its machine is over by then."""
 
 FIRST_PAUSE: Final = 0.1
@@ -28,7 +28,7 @@ def through_outages(work: Callable[[], Result]) -> Result:
 
     Other refusals are raised as they come: waiting does not help against them.
     """
-    outage = Outage(PATIENCE, FIRST_PAUSE, LONGEST_PAUSE)
+    outage = Outage(LONGEST_OUTAGE, FIRST_PAUSE, LONGEST_PAUSE)
     while True:
         try:
             result = work()
@@ -36,7 +36,7 @@ def through_outages(work: Callable[[], Result]) -> Result:
             raise
         except (redis.ConnectionError, redis.TimeoutError) as error:
             if outage.failed():
-                say(f"{redis_complaint(error).partition(';')[0]}; waiting up to {PATIENCE:.0f} s for it")
+                say(f"{redis_complaint(error).partition(';')[0]}; waiting up to {LONGEST_OUTAGE:.0f} s for it")
             if outage.is_too_long():
                 raise RedisUnavailableError(
                     f"Redis has been away for {outage.seconds:.0f} s; once it runs, the same command goes on"

@@ -1,4 +1,4 @@
-"""The file of answers: whole lines, one for each custom_id, found again by the next run. It must not know Redis.
+"""The file of answers: whole lines, one for each custom_id, found again by the next run.
 
 A line is written in one call, so only the last one can be torn when the program is killed, and the next run removes
 that. A lock keeps a second run out.
@@ -86,7 +86,7 @@ class OutputFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Leave the file whole, with one line for each custom_id."""
+        """Make the file whole, with one line for each custom_id."""
         try:
             self._sync()
             self._move_replaced()
@@ -157,7 +157,7 @@ def _recorded(line: bytes) -> _Recorded:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether it is the beginning of a line of ours, perhaps with zeros behind it, as a power cut leaves them."""
+    """Whether it is the beginning of a line of ours, perhaps with zeros behind it, after a power cut."""
     written = line.rstrip(b"\0")
     if not any(written.startswith(start) or start.startswith(written) for start in _STARTS):
         return False
@@ -178,7 +178,7 @@ def _open_locked(path: Path) -> int:
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # a run that just ended has put another file in its place
+        os.close(file)  # a run that just ended has replaced it with another file
 
 
 def _lock(file: int, path: Path) -> None:

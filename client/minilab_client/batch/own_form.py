@@ -1,4 +1,4 @@
-"""A line as ``minilab-client submit`` names things, and its answer. It must not know OpenAI's form."""
+"""A line as ``minilab-client submit`` names things, and its answer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The lines of a JSONL file, one at a time, however long the file is. It must not know what they mean."""
+"""The lines of a JSONL file, one at a time, however long the file is."""
 
 from __future__ import annotations
 

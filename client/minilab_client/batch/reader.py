@@ -1,4 +1,4 @@
-"""Turns the lines of a file into requests, and into reasons those that break a rule. It must not know what comes then.
+"""Turns the lines of a file into requests, and into reasons those that break a rule.
 
 It keeps some 200 bytes for each line, to see a custom_id that comes twice.
 """

@@ -1,4 +1,4 @@
-"""Answers to requests that have changed since: moved out of the output, not lost. It must not know what they say."""
+"""Answers to requests that have changed since: moved out of the output, not lost."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from minilab_client.output import say
 
 
 def move_replaced(path: Path, key_of: Callable[[bytes], int], lock: Callable[[int, Path], None]) -> int:
-    """Leave only the last line of each key in a file, and append the others to a file beside it.
+    """Keep only the last line of each key in a file, and append the others to a file beside it.
 
-    Returns the new file, open for appending and locked before anybody else can see it. A kill at any point loses no
+    Returns the new file, open for appending and locked before another process can see it. A kill at any point loses no
     line; some may then stand in both files.
     """
     kept, moved = path.with_name(f"{path.name}.part"), beside(path, "replaced")

@@ -1,4 +1,4 @@
-"""A batch from its first line to its last: lines in, jobs out, answers written. It must not know RQ or click."""
+"""A batch from its first line to its last: lines in, jobs out, answers written."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from minilab_client.batch import openai_form, own_form
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.display import Display
 from minilab_client.batch.error_file import ErrorFile
-from minilab_client.batch.flights import Flights, Landing
 from minilab_client.batch.line import BadLine, Line
 from minilab_client.batch.outages import through_outages
 from minilab_client.batch.output_file import OutputFile
-from minilab_client.batch.tally import Tally
-from minilab_client.batch.waiting import WaitingNotes
+from minilab_client.batch.pending_jobs import EndedLine, PendingJobs
+from minilab_client.batch.tally import Counters
+from minilab_client.batch.waiting import StallNotes
 from minilab_gen.protocol.results import Answer
 
 FIRST_PAUSE: Final = 0.05
@@ -37,37 +37,37 @@ class Batch:
         self,
         lines: Iterator[Line | BadLine],
         model: AskedModel,
-        flights: Flights,
+        pending: PendingJobs,
         output: OutputFile,
         errors: ErrorFile,
-        tally: Tally,
+        counters: Counters,
     ) -> None:
-        self._lines, self._model, self._flights = lines, model, flights
-        self._output, self._errors, self._tally = output, errors, tally
+        self._lines, self._model, self._pending = lines, model, pending
+        self._output, self._errors, self._counters = output, errors, counters
         self._is_read = False
         self._pause, self._looked = FIRST_PAUSE, 0.0
 
-    def run(self, display: Display, notes: WaitingNotes) -> None:
+    def run(self, display: Display, notes: StallNotes) -> None:
         """Return when every line has its outcome. Raises RedisUnavailableError and what redis-py raises."""
-        display.show(self._tally)
-        while not (self._is_read and self._flights.are_over):
+        display.show(self._counters)
+        while not (self._is_read and self._pending.is_empty):
             self._take_lines()
-            through_outages(self._flights.launch)
+            through_outages(self._pending.submit)
             self._rest()
             began = time.monotonic()
-            landings = through_outages(self._flights.land)
+            ended_lines = through_outages(self._pending.collect)
             self._looked = time.monotonic() - began
-            for landing in landings:
-                self._record(landing)
-            self._pause = FIRST_PAUSE if landings else min(2 * self._pause, LONGEST_PAUSE)
+            for ended in ended_lines:
+                self._record(ended)
+            self._pause = FIRST_PAUSE if ended_lines else min(2 * self._pause, LONGEST_PAUSE)
             self._output.sync_if_due()
-            display.show(self._tally)
-            notes.look(self._flights, have_landed=bool(landings))
+            display.show(self._counters)
+            notes.look(self._pending, any_ended=bool(ended_lines))
 
     def _take_lines(self) -> None:
-        """Read on while there is room for more jobs."""
+        """Read on as long as more jobs may be submitted."""
         for _ in range(_LINES_AT_ONCE):
-            if not self._flights.room:
+            if not self._pending.free:
                 return
             line = next(self._lines, None)
             if line is None:
@@ -78,24 +78,24 @@ class Batch:
     def _take(self, line: Line | BadLine) -> None:
         if isinstance(line, BadLine):
             self._errors.write(line.number, line.custom_id, "refused", line.reason)
-            self._tally.refused += 1
+            self._counters.refused += 1
         elif self._output.holds(line):
-            self._tally.kept += 1
+            self._counters.kept += 1
         else:
-            self._flights.add(line)
+            self._pending.add(line)
 
-    def _record(self, landing: Landing) -> None:
-        line, outcome = landing.line, landing.outcome
+    def _record(self, ended: EndedLine) -> None:
+        line, outcome = ended.line, ended.outcome
         if isinstance(outcome, Answer):
             answer = openai_form.answer if line.form == "openai" else own_form.answer
-            self._output.write(line, answer(line, landing.job_id, outcome, self._model))
-            self._tally.answered += 1
-            self._tally.tokens += outcome.end.tokens
+            self._output.write(line, answer(line, ended.job_id, outcome, self._model))
+            self._counters.answered += 1
+            self._counters.tokens += outcome.end.tokens
         else:
-            self._errors.write(line.number, line.custom_id, outcome.code, outcome.reason, landing.job_id)
-            self._tally.failed += 1
+            self._errors.write(line.number, line.custom_id, outcome.code, outcome.reason, ended.job_id)
+            self._counters.failed += 1
 
     def _rest(self) -> None:
-        """Leave the processor to others, unless there are lines to read and room for them."""
-        if not self._flights.are_over and (self._is_read or not self._flights.room):
+        """Give the processor away, unless there are lines to read that may be submitted."""
+        if not self._pending.is_empty and (self._is_read or not self._pending.free):
             time.sleep(max(self._pause, _LOOKS_SHARE * self._looked))

@@ -1,4 +1,4 @@
-"""What has become of a batch's lines so far, and how fast it goes. It must not know how that is shown."""
+"""What has become of a batch's lines so far, and how fast it goes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _SAMPLE_SECONDS: Final = 0.5
 
 
 @dataclass(slots=True)
-class Tally:
+class Counters:
     """Lines of each kind."""
 
     total: int | None = None
@@ -52,24 +52,24 @@ class Tally:
 
 
 @dataclass(frozen=True, slots=True)
-class _Sample:
+class _Count:
     seconds: float
     ended: int
     tokens: int
 
 
-class Pace:
+class Rate:
     """How fast jobs end."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._samples = deque([_Sample(clock(), 0, 0)])
+        self._samples = deque([_Count(clock(), 0, 0)])
 
-    def take(self, tally: Tally) -> None:
+    def take(self, counters: Counters) -> None:
         """Note how far it is now."""
         now = self._clock()
         if now - self._samples[-1].seconds >= _SAMPLE_SECONDS:
-            self._samples.append(_Sample(now, tally.answered + tally.failed, tally.tokens))
+            self._samples.append(_Count(now, counters.answered + counters.failed, counters.tokens))
         while now - self._samples[0].seconds > WINDOW_SECONDS and len(self._samples) > 2:
             self._samples.popleft()
 
@@ -78,10 +78,10 @@ class Pace:
         first, last = self._samples[0], self._samples[-1]
         return (last.tokens - first.tokens) / (last.seconds - first.seconds) if last is not first else None
 
-    def seconds_left(self, tally: Tally) -> float | None:
+    def seconds_left(self, counters: Counters) -> float | None:
         """Until all lines are done, if it goes on so; None where that cannot be known yet."""
         first, last = self._samples[0], self._samples[-1]
         ended = last.ended - first.ended
-        if tally.total is None or not ended:
+        if counters.total is None or not ended:
             return None
-        return (tally.total - tally.done) * (last.seconds - first.seconds) / ended
+        return (counters.total - counters.done) * (last.seconds - first.seconds) / ended

@@ -1,4 +1,4 @@
-"""JSON lines that are written whole or not at all. It must not know what they say."""
+"""JSON lines that are written whole or not at all."""
 
 from __future__ import annotations
 

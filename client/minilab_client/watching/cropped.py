@@ -1,6 +1,6 @@
-"""A line of text that is cropped to the cells of a terminal that it is given. It must not know what it says.
+"""A line of text that is cropped to the cells of a terminal that it is given.
 
-Whatever a stranger wrote becomes one harmless line here: this is the only way by which text enters the view.
+Whatever another program wrote becomes one harmless line here: this is the only way by which text enters the view.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ class Cropped:
         spans, cells = split_graphemes(line)
         if cells <= width:
             return line
-        room = width - cell_len(more)
-        if room <= 0:
+        width_left = width - cell_len(more)
+        if width_left <= 0:
             return more[:width]
         if self.shows_end:
             spans.reverse()
         kept = 0
         for start, end, size in spans:
-            if kept + size > room:
+            if kept + size > width_left:
                 return more + line[end:] if self.shows_end else line[:start] + more
             kept += size
-        raise AssertionError("what is wider than its room must be cut somewhere")
+        raise AssertionError("what is wider than its cells must be cut somewhere")

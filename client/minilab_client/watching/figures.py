@@ -1,4 +1,4 @@
-"""How numbers, times and a whole look are written out in figures. It must not know rich: a line needs none."""
+"""How numbers, times and a whole look are written out in figures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tokens per second over the last minute as blocks. It must not know who made the tokens."""
+"""Tokens per second over the last minute as blocks."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def columns(speed: Speed, cells: int) -> list[float | None]:
     found: list[float | None] = []
     for part in range(last - cells + 1, last + 1):
         first, behind = bisect_left(times, part * seconds), bisect_left(times, (part + 1) * seconds)
-        # A sample tells of all the time since the one before it, also of parts in which nobody looked.
+        # A sample stands for all the time since the one before it, also for parts without a look.
         inside = speed.samples[first : max(behind, first + 1)]
         began = (part + 1) * seconds > speed.began_at
         found.append(sum(sample.tokens_per_second for sample in inside) / len(inside) if began and inside else None)

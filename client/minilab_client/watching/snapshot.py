@@ -1,6 +1,6 @@
 """What one look at the service saw, frozen, so that it can be drawn again at another size.
 
-It must not know where it comes from or how it is shown. Everything in it may have been written by a stranger.
+Everything in it may have been written by another program.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class WorkerLine:
     model: str
     alive: bool
     used: int | None = None
-    places: int | None = None
+    slots: int | None = None
     tokens_per_second: float | None = None
     started_at: float | None = None
     """Unix time in seconds."""
@@ -65,9 +65,9 @@ class Fleet:
 
     up: int = 0
     gone: int = 0
-    """Those whose lease ran out although they did not say goodbye."""
+    """Those whose lease has expired without a clean exit."""
     used: int = 0
-    places: int = 0
+    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class RunningJob:
     text: str = ""
     """The end of its text."""
     worker_gone: bool = False
-    """Whether it waits for another worker, since the lease of its own has run out."""
+    """Whether it waits for another worker, since the lease of its own has expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class EndedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SpeedSample:
     """The speed between one look and the look before it."""
 
     at: float
@@ -111,7 +111,7 @@ class Speed:
 
     now: float | None = None
     """None where no worker that is up tells."""
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[SpeedSample, ...] = ()
     """Oldest first."""
     began_at: float = 0.0
     """When the watch began, on the clock of the samples."""

@@ -1,4 +1,4 @@
-"""How fast tokens come, found from what workers report while somebody watches. It must not know Redis.
+"""How fast tokens come, found from what workers report while they are watched.
 
 A worker's speed is what its count of tokens grew by between two of its reports, on its own clock: neither the moments
 of the looks nor clocks that differ bend it. Until there are two, what it says of itself serves: a mean over seconds.
@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from minilab_client.watching.snapshot import WINDOW, Sample, Speed
+from minilab_client.watching.snapshot import WINDOW, Speed, SpeedSample
 from minilab_gen.protocol.worker_stats import WorkerStats
 
 STALE: Final = 5.0
@@ -33,7 +33,7 @@ class Speedometer:
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}
-        self._samples: deque[Sample] = deque()
+        self._samples: deque[SpeedSample] = deque()
         self._began_at: float | None = None
 
     def note(self, at: float, reports: Mapping[str, WorkerStats | None]) -> Speed:
@@ -43,7 +43,7 @@ class Speedometer:
         if self._began_at is None:
             self._began_at = at
         elif now is not None:
-            self._samples.append(Sample(at, now))
+            self._samples.append(SpeedSample(at, now))
         while self._samples and self._samples[0].at < at - WINDOW:
             self._samples.popleft()
         return Speed(now, tuple(self._samples), self._began_at, at)
