@@ -113,8 +113,8 @@ def _show_lines(gatherer: Gatherer, interval: float, *, as_json: bool) -> None:
 
 
 def _write_look(gatherer: Gatherer, *, as_json: bool) -> None:
-    from minilab_client.watching.figures import figures, line
     from minilab_client.watching.layout import Layout
+    from minilab_client.watching.snapshot import figures, line
 
     if as_json:
         write_json(figures(gatherer.look(Layout(height=_LINES_OF_JSON))))

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from minilab_client.batch.display import LINE_SECONDS, Lines, Silence, display
-from minilab_client.batch.tally import WINDOW_SECONDS, Counters, Rate
+from minilab_client.batch.progress import LINE_SECONDS, WINDOW_SECONDS, Counters, Lines, Rate, Silence, display
 
 
 class Clock:

@@ -8,10 +8,9 @@ import unicodedata
 from dataclasses import replace
 
 import pytest
-from minilab_client.watching.cropped import Cropped
 from minilab_client.watching.drawing import View
 from minilab_client.watching.layout import Layout
-from minilab_client.watching.plot import columns, plot
+from minilab_client.watching.renderables import Cropped, columns, plot
 from minilab_client.watching.snapshot import (
     Counts,
     EndedJob,

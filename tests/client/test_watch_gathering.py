@@ -10,8 +10,8 @@ import redis
 from minilab_client.watching.gathering import Gatherer
 from minilab_client.watching.layout import Layout
 from minilab_client.watching.snapshot import Counts, Fleet, Snapshot
-from minilab_client.watching.speed import STALE, Speedometer
 from minilab_client.watching.streams import NEWEST_TOKENS
+from minilab_client.watching.workforce import STALE, Speedometer
 from rq import Worker
 from rq.job import JobStatus
 from support.client_program import announce_worker, end, run, start, submit, write

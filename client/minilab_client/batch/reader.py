@@ -10,8 +10,8 @@ from typing import Any
 
 from minilab_client.batch import openai_form, own_form
 from minilab_client.batch.asked_model import AskedModel
+from minilab_client.batch.jsonl import RawLine, parse_object
 from minilab_client.batch.line import BadLine, Form, Line, custom_id_of, key_of, line_of
-from minilab_client.batch.raw_lines import RawLine, parse_object
 from minilab_gen.errors import RequestError
 
 

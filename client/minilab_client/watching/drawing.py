@@ -12,11 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from minilab_client.times import span
-from minilab_client.watching.cropped import Cropped
-from minilab_client.watching.figures import clock, number
 from minilab_client.watching.layout import Layout, Rows
-from minilab_client.watching.plot import CELLS, columns, plot
-from minilab_client.watching.snapshot import WINDOW, ModelLine, RunningJob, Snapshot, Speed, WorkerLine
+from minilab_client.watching.renderables import CELLS, Cropped, columns, plot
+from minilab_client.watching.snapshot import WINDOW, ModelLine, RunningJob, Snapshot, Speed, WorkerLine, clock, number
 
 _WIDE: Final = 70
 """Columns from which on more than the necessary fits."""
