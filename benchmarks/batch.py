@@ -1,6 +1,6 @@
 """A batch of 10 000 lines whose client is killed twice: ``python benchmarks/batch.py``.
 
-It must not know how the client works. Every good line must have its answer once, with the very tokens of the reference
+Every good line must have its answer once, with the very tokens of the reference
 loop, every bad line its reason once, and no job may have run twice. Meanwhile the worker's slots are counted.
 """
 
@@ -34,7 +34,7 @@ KILL_AT: Final = (0.3, 0.65)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BatchResult:
     """What came out, counted."""
 
     good: int
@@ -45,7 +45,7 @@ class Verdict:
     """Custom ids in the output that no good line has."""
     wrong_errors: int
     jobs_run: int
-    """By RQ's books; one for each good line is right."""
+    """By RQ's registries; one for each good line is right."""
     tokens: int
     seconds: float
     """Of all runs of the client."""
@@ -88,7 +88,7 @@ class Trial:
         self._progress = Progress(len(KILL_AT) + 3)
         self.runs: list[ClientRun] = []
 
-    def run(self, files: Files) -> Verdict:
+    def run(self, files: Files) -> BatchResult:
         """Let the client work, kill it, let it go on; then judge what it wrote."""
         self._progress.say("a worker starts")
         with private_redis() as connection, worker(connection, self._folder, self._max_batch, self._threads) as running:
@@ -105,7 +105,7 @@ class Trial:
         given = read_output(files.output)
         wrong = count_wrong_answers(self._folder, good, given, self._progress.say_again)
         self._progress.clear()
-        return Verdict(
+        return BatchResult(
             good=len(good),
             bad=len(bad),
             wrong_answers=wrong,

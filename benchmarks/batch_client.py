@@ -1,7 +1,4 @@
-"""The client of a batch as a process that may be killed, and how full the worker is meanwhile.
-
-It must not know what the lines ask for.
-"""
+"""The client of a batch as a process that may be killed, and how full the worker is meanwhile."""
 
 from __future__ import annotations
 

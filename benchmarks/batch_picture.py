@@ -58,7 +58,7 @@ class Screen:
         """Take in more; False when the program has closed its terminal."""
         try:
             new = os.read(self._master, 1 << 16)
-        except OSError:  # how Linux says that nobody has the other end any more
+        except OSError:  # how Linux says that the other end is closed
             new = b""
         self._written += new
         return bool(new)

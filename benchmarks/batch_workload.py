@@ -1,7 +1,4 @@
-"""Lines for a batch: good ones of both forms, whose requests are known without the client, and bad ones of each kind.
-
-It must not know how the client reads a line.
-"""
+"""Lines for a batch: good ones of both forms, with requests known without the client, and bad ones of each kind."""
 
 from __future__ import annotations
 

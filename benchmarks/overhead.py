@@ -110,8 +110,8 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """What keeping RQ's books and the streams takes for each job."""
+class JobCost:
+    """What RQ's bookkeeping and the streams take for each job."""
 
     processor_ms: dict[str, float]
     token_us: dict[str, float]
@@ -155,7 +155,7 @@ def break_down_engine(model: MiniLabModel, at_once: int, thread: ThreadPoolExecu
 
 def break_down_service(
     served: ServedModel, at_once: int, threads: int, connection: redis.Redis
-) -> tuple[Breakdown, Books]:
+) -> tuple[Breakdown, JobCost]:
     """A whole worker, with jobs that wait for it in the queue. It leaves when none is left."""
     requests = draw_requests(jobs_for(at_once), served.model.config)
     for request in requests:
@@ -172,13 +172,13 @@ def break_down_service(
         raise click.ClickException(f"the worker must end {len(requests)} jobs, it ended {worker.done}")
     jobs = len(requests)
     more = {name: (count - commands.get(name, 0)) / jobs for name, count in _commands(connection).items()}
-    books = Books(
+    costs = JobCost(
         _ms(books_watch, _BOOKS, jobs),
         {part: 1000 * ms for part, ms in _ms(token_watch, _TOKENS, worker.counters.tokens).items()},
         {name: count for name, count in sorted(more.items(), key=lambda item: -item[1]) if count},
         1000 * (_redis_seconds(connection) - seconds) / jobs,
     )
-    return _of_the_loop(at_once, step_watch, loop_watch), books
+    return _of_the_loop(at_once, step_watch, loop_watch), costs
 
 
 def _of_the_loop(at_once: int, step_watch: Stopwatch, loop_watch: Stopwatch) -> Breakdown:
@@ -221,7 +221,7 @@ def main(folder: Path, threads: int, at_once: tuple[int, ...], json_file: Path |
     """
     progress = Progress(1 + 2 * len(at_once))
     engine: list[Breakdown] = []
-    service: list[tuple[Breakdown, Books]] = []
+    service: list[tuple[Breakdown, JobCost]] = []
     try:
         progress.say("loading the model")
         served = load_served_model(folder, keys.DEFAULT_MODEL, max(at_once), threads)
@@ -242,27 +242,27 @@ def main(folder: Path, threads: int, at_once: tuple[int, ...], json_file: Path |
         "threads": threads,
         "redis": server,
         "engine": [breakdown.to_json() for breakdown in engine],
-        "service": [breakdown.to_json() | books.to_json() for breakdown, books in service],
+        "service": [breakdown.to_json() | costs.to_json() for breakdown, costs in service],
     }
     write_json(json_file, content | facts(folder, served.model))
 
 
-def _show(engine: Sequence[Breakdown], service: Sequence[tuple[Breakdown, Books]]) -> None:
+def _show(engine: Sequence[Breakdown], service: Sequence[tuple[Breakdown, JobCost]]) -> None:
     head = [""]
     for breakdown in engine:
         head += [f"{breakdown.at_once} at once", "share"]
-    steps, books = [breakdown for breakdown, _ in service], [books for _, books in service]
+    steps, costs = [breakdown for breakdown, _ in service], [costs for _, costs in service]
     rows = _rows("engine alone: ms a step", engine) + _rows("whole service: ms a step", steps)
-    rows.append(_row("each job beside the steps", [""] * len(books)))
-    for part in books[0].processor_ms:
-        rows.append(_row(f"  {part}, Python ms", [f"{one.processor_ms[part]:.3f}" for one in books]))
-    rows.append(_row("  claim and end together, Python ms", [f"{one.claim_and_end_ms:.3f}" for one in books]))
-    rows.append(_row("  Redis ms", [f"{one.redis_ms:.3f}" for one in books]))
-    rows.append(_row("  Redis commands", [f"{sum(one.commands.values()):.1f}" for one in books]))
-    rows.append(_row(f"  without {', '.join(_PUBLISHING)}", [f"{one.other_commands:.1f}" for one in books]))
-    rows.append(_row("each token beside the engine, Python us", [f"{sum(one.token_us.values()):.2f}" for one in books]))
-    for part in books[0].token_us:
-        rows.append(_row(f"  {part}", [f"{one.token_us[part]:.2f}" for one in books]))
+    rows.append(_row("each job beside the steps", [""] * len(costs)))
+    for part in costs[0].processor_ms:
+        rows.append(_row(f"  {part}, Python ms", [f"{one.processor_ms[part]:.3f}" for one in costs]))
+    rows.append(_row("  claim and end together, Python ms", [f"{one.claim_and_end_ms:.3f}" for one in costs]))
+    rows.append(_row("  Redis ms", [f"{one.redis_ms:.3f}" for one in costs]))
+    rows.append(_row("  Redis commands", [f"{sum(one.commands.values()):.1f}" for one in costs]))
+    rows.append(_row(f"  without {', '.join(_PUBLISHING)}", [f"{one.other_commands:.1f}" for one in costs]))
+    rows.append(_row("each token beside the engine, Python us", [f"{sum(one.token_us.values()):.2f}" for one in costs]))
+    for part in costs[0].token_us:
+        rows.append(_row(f"  {part}", [f"{one.token_us[part]:.2f}" for one in costs]))
     click.echo(table(head, rows))
 
 

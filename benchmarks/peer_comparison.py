@@ -1,7 +1,4 @@
-"""What a peer's runs say beside the engine's: pace, memory, and whether its tokens are the same.
-
-It must not know how anything was run.
-"""
+"""What a peer's runs say beside the engine's: pace, memory, and whether its tokens are the same."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The same work for every peer: one checkpoint in float32, and jobs whose prompts are texts of that model's own.
-
-It must not know the peers.
-"""
+"""The same work for every peer: one checkpoint in float32, and jobs whose prompts are texts of that model's own."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What many waiting jobs cost: time to submit and claim, memory in Redis: ``python benchmarks/queue_size.py``.
 
-It must not know a model: jobs are claimed and ended by a worker's job store alone, and their tokens are made up.
+Jobs are claimed and ended by a worker's job store alone, and their tokens are made up.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from minilab_worker.rq import RqJobStore
 from service import QUEUE, private_redis, server_version
 
 from minilab_gen.bench import json_option
-from minilab_gen.measurement import Progress, Spread, table, write_json
+from minilab_gen.measurement import Percentiles, Progress, table, write_json
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
@@ -59,9 +59,9 @@ class Depth:
     """While the queue grew to this length from the one before; None where it did not grow."""
     bytes_per_job: int | None
     """Memory that the server took for each job by which the queue grew."""
-    claim: Spread
-    status: Spread
-    """What ``minilab-client status`` asks about the last job in the queue; its place is counted."""
+    claim: Percentiles
+    status: Percentiles
+    """What ``minilab-client status`` asks about the last job in the queue; its position is counted."""
 
     def cells(self) -> list[str]:
         rate = "-" if self.submits_per_second is None else f"{self.submits_per_second:,.0f}"
@@ -130,14 +130,14 @@ def measure_depth(connection: redis.Redis, store: RqJobStore, waiting: int, queu
     memory = round((used_bytes(connection) - before) / grown) if grown else None
     claims, looks = [], []
     for _ in range(CLAIMS):
-        last = submit(connection)  # in the place of the one that is claimed, so that the length stays
+        last = submit(connection)  # in place of the one that is claimed, so that the length stays
         looks.append(timed(lambda last=last: view(connection, last)))  # type: ignore[misc]
         start = time.perf_counter()
         claim = claim_one(store)
         claims.append(time.perf_counter() - start)
         store.finish([Completion(claim.job, failure="measured")])
     rate = round(grown / seconds, 1) if grown else None
-    return Depth(queued, rate, memory, Spread.of(claims), Spread.of(looks))
+    return Depth(queued, rate, memory, Percentiles.of(claims), Percentiles.of(looks))
 
 
 @click.command()

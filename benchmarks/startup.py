@@ -1,4 +1,4 @@
-"""How long ``minilab-client`` takes to start: ``python benchmarks/startup.py``. It must not know what a command does.
+"""How long ``minilab-client`` takes to start: ``python benchmarks/startup.py``.
 
 Each command is a process of its own, and the commands take turns, so that a machine that slows down slows all of them.
 An empty program beside them says what of it is Python; the ratio to that is what two machines can compare.

@@ -1,4 +1,4 @@
-"""The functions that programs call, each with a connection of its own. It must not know torch or the command line."""
+"""The functions that programs call, each with a connection of its own. They need no torch."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def submit(
 ) -> str:
     """Enqueue one job and return its id.
 
-    ``prompt`` is a text or token ids. In its place ``chat`` is what the user says to a model that has a chat template,
+    ``prompt`` is a text or token ids. Instead, ``chat`` is what the user says to a model that has a chat template,
     or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``. ``settings`` are the fields of
     :class:`RequestSettings`: ``max_new_tokens`` are by default 64, in a chat 1024; a sampled job without a ``seed``
     draws one; ``stop_ids`` are by default the model's own. ``timeout`` and ``ttl`` are seconds: of running, and of

@@ -1,4 +1,4 @@
-"""Every error that this project raises on purpose. It must not know who catches them.
+"""Every error that this project raises on purpose.
 
 ::
 

@@ -1,6 +1,6 @@
 """The reference: one sequence, one token at a time, the plain loop that everything else must agree with.
 
-It must not know about batches, queues or Redis. ``python -m minilab_gen.generate`` demonstrates it.
+It must not know Redis. ``python -m minilab_gen.generate`` demonstrates it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model's names in one place, for programs and lessons: ``from minilab_gen.model import load``."""
+"""The model's names in one module, for programs and lessons: ``from minilab_gen.model import load``."""
 
 from minilab_gen.models.checkpoint import load
 from minilab_gen.models.config import ModelConfig

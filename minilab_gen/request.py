@@ -79,9 +79,9 @@ def _ids(name: str, ids: object, *, at_most: int) -> tuple[int, ...]:
     if len(kept) > at_most:
         came = len(ids) if isinstance(ids, Sized) else "more"
         raise RequestError(f"{name} must hold at most {at_most} ids, got {came}")
-    for place, token in enumerate(kept):
+    for index, token in enumerate(kept):
         if type(token) is not int or token < 0:
-            raise RequestError(f"{name} must hold integers of at least 0, got {shown(token)} at position {place}")
+            raise RequestError(f"{name} must hold integers of at least 0, got {shown(token)} at position {index}")
     return kept
 
 
@@ -195,10 +195,10 @@ class GenerationRequest:
                 f"prompt and answer must fit the {limits.kv_tokens} tokens that a worker can hold (--kv-tokens), "
                 f"got {len(self.prompt)} and up to {longest - len(self.prompt)} new ones"
             )
-        for place, token in enumerate(self.stop_ids):
+        for index, token in enumerate(self.stop_ids):
             if token >= limits.vocab_size:
                 raise RequestError(
-                    f"stop_ids must be below {limits.vocab_size}, got {shown(token)} at position {place}"
+                    f"stop_ids must be below {limits.vocab_size}, got {shown(token)} at position {index}"
                 )
 
     def longest_answer(self, context_length: int) -> int:
@@ -262,8 +262,8 @@ def check_prompt(prompt: Sequence[int], limits: ModelLimits) -> None:
     longest = limits.context_length - 1
     if not 1 <= len(prompt) <= longest:
         raise RequestError(f"prompt must hold 1 to {longest} ids, got {len(prompt)}")
-    for place, token in enumerate(prompt):
+    for index, token in enumerate(prompt):
         if not 0 <= token < limits.vocab_size:
             raise RequestError(
-                f"prompt ids must be 0 to {limits.vocab_size - 1}, got {shown(token)} at position {place}"
+                f"prompt ids must be 0 to {limits.vocab_size - 1}, got {shown(token)} at position {index}"
             )

@@ -1,6 +1,6 @@
 """Training of the base model: ``python -m minilab_gen.train --corpus FILE... --output DIR``.
 
-It must not know about Redis or serving. A run is a function of its settings: every step draws its windows and its
+A run is a function of its settings: every step draws its windows and its
 dropout from a seed made of the run's seed and the step, so a run that was killed and resumed ends at the same weights.
 """
 
@@ -184,8 +184,8 @@ class Trainer:
         torch.manual_seed(self.settings.seed * _SEED_STRIDE + self.step)
         length = self.settings.model.context_length
         starts = torch.randint(len(self._tokens) - length, (self.settings.batch, 1))
-        places = starts + torch.arange(length + 1)
-        windows = self._tokens[places]
+        positions = starts + torch.arange(length + 1)
+        windows = self._tokens[positions]
         return windows[:, :-1], windows[:, 1:]
 
     def _parameter_groups(self) -> list[dict[str, object]]:

@@ -28,6 +28,12 @@ SMALL = ModelConfig(vocab_size=2048, context_length=64, n_layer=2, n_head=8, n_k
 """A model with the base model's vocabulary that answers in a fraction of a millisecond."""
 
 
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Two threads on products as small as the tests' only wait for each other, minutes on a loaded machine."""
+    torch.set_num_threads(1)
+
+
 @pytest.fixture(scope="session")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a real server, the one that users without a Redis get."""

@@ -1,7 +1,5 @@
 """Checkpoint folders in the layout of Hugging Face: read, written, fingerprinted.
 
-It must not know about Redis or about how tokens are chosen.
-
 A folder holds ``config.json``, ``tokenizer.json`` and weights. On disk the query, key and value projections are three
 tensors; here they are one, so that one product makes all three.
 """
@@ -134,7 +132,7 @@ def read_model(
 def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) -> None:
     """Write a folder that :func:`read_model` and the transformers library open alike. The model must not be packed.
 
-    Whoever may read its config may read its weights, a worker under a user of its own for instance.
+    A user that may read its config may read its weights, a worker under a user of its own for instance.
     """
     folder.mkdir(parents=True, exist_ok=True)
     end_of_text = tokenizer.token_id(END_OF_TEXT)
@@ -147,7 +145,7 @@ def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) ->
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
     save_file(_tensors_to_store(model), folder / SINGLE_FILE, metadata={"format": "pt"})
-    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)  # safetensors lets nobody but the owner read
+    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)  # safetensors lets only the owner read
 
 
 def fingerprint(folder: Path, model: MiniLabModel) -> str:

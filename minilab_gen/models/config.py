@@ -1,4 +1,4 @@
-"""The shape of a model, in numbers that are checked. It must not know tensors, and needs no torch."""
+"""The shape of a model, in numbers that are checked. It must know neither torch nor Redis."""
 
 from __future__ import annotations
 

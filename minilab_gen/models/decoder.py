@@ -1,6 +1,6 @@
 """A Llama-style decoder in plain PyTorch: RMSNorm, rotary positions, SwiGLU, grouped-query attention.
 
-It must not know where prompts come from or how tokens are chosen: ids go in, logits come out.
+Ids go in, logits come out.
 
 Sources: Touvron et al. 2023, "LLaMA"; Shazeer 2020, "GLU Variants Improve Transformer" (SwiGLU); Ainslie et al. 2023,
 "GQA"; Zhang and Sennrich 2019, "Root Mean Square Layer Normalization"; Bai et al. 2023, "Qwen Technical Report" (biases

@@ -1,6 +1,6 @@
 """The families of models that are served: what each has of its own, and how ``config.json`` says what a model is.
 
-It must not know tensors. A key of ``config.json`` that is not known here is refused: it may stand for a computation
+It must not know torch. A key of ``config.json`` that is not known here is refused: it may stand for a computation
 that would not be done.
 """
 

@@ -1,6 +1,6 @@
 """A linear layer that gives a row the same bits however many rows stand beside it.
 
-It must not know about attention, caches, sampling or Redis: rows go in, rows come out.
+Rows go in, rows come out.
 
 Two ways to compute the same product, both row-exact; :meth:`Linear.freeze` chooses between them.
 
@@ -84,7 +84,7 @@ def init_normal(weight: Tensor, std: float) -> None:
 class DirectModule(nn.Module):
     """A module whose call is its ``forward`` and nothing else.
 
-    Calling a module looks for hooks first, which nobody sets here and which takes longer than some of our operations.
+    Calling a module looks for hooks first, which are never set here and which takes longer than some of our operations.
     """
 
     def __call__(self, *arguments: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Rotary positions: each head turned by angles that grow with its position. It must not know about layers or weights.
+"""Rotary positions: each head turned by angles that grow with its position.
 
 Sources: Su et al. 2021, "RoFormer"; Grattafiori et al. 2024, "The Llama 3 Herd of Models" (the scaling of slow angles).
 """
@@ -22,7 +22,7 @@ class Rotary(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self._half = config.head_dim // 2
-        # In float32 like everybody's, since models were trained with these roundings: far into a long context they add
+        # In float32 as in other libraries, since models were trained with these roundings: far into a long context they add
         # up. Cosine and sine are not, so that they are the same whichever thread of however many computes them.
         exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
         frequencies = 1.0 / config.rope_theta**exponents  # (half,)

@@ -1,6 +1,6 @@
 """The tensors of a checkpoint folder, in one ``safetensors`` file or several: found, checked and read one at a time.
 
-It must not know what a model computes. Tensors are mapped from the file, so that what nobody touches costs no memory.
+Tensors are mapped from the file, so that what is not used costs no memory.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ class StoredWeights:
 
         ``ignored`` are ends of names that may stand there besides.
         """
-        place = self.files[0].parent
+        folder = self.files[0].parent
         for name, shape in expected.items():
             if name not in self._shapes:
-                raise CheckpointError(f"{place} lacks the tensor {name}, which must be {shape}")
+                raise CheckpointError(f"{folder} lacks the tensor {name}, which must be {shape}")
             if self._shapes[name] != shape:
                 raise CheckpointError(
                     f"{self._file_of[name]}: the tensor {name} must be {shape}, got {self._shapes[name]}"

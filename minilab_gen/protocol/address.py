@@ -1,4 +1,4 @@
-"""Which Redis is meant where no program says it. It must not know how one is reached, and loads no Redis library."""
+"""Which Redis is meant where no program says it. It loads no Redis library."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The time by the server's clock, the one clock that all who compare moments in Redis share.
+"""The time by the server's clock, the one clock that all processes share that compare moments in Redis.
 
-A machine's own may be a day slow; what it writes into a registry of RQ's is then overdue for everybody else. RQ writes
+A machine's own may be a day slow; what it writes into a registry of RQ's is then overdue for all others. RQ writes
 by the machine's clock, so what others compare is written again behind it, in the same transaction.
 """
 

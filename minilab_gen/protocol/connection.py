@@ -1,6 +1,4 @@
-"""The one place that makes Redis connections, with their timeouts and why.
-
-It must not know about keys, jobs or streams, nor keep a connection for itself.
+"""The one module that makes Redis connections, with their timeouts and why.
 
 Every connection speaks bytes, because RQ stores compressed data that no encoding can decode, and protocol 2, because
 one shape of answer is enough to read. Without an address it leads to the private server of ``embedded.py``.
@@ -37,7 +35,7 @@ SOCKET_SECONDS = 10.0
 redis-py's own 5 would leave a busy server three seconds."""
 
 CONNECT_SECONDS = 5.0
-"""Seconds to reach a server: two repeats of a lost TCP packet (after 1 and 3 s) fit, a dead address is soon told."""
+"""Seconds to reach a server: two repeats of a lost TCP packet (after 1 and 3 s) fit, a wrong address is soon clear."""
 
 RETRIES = 3
 """Times that a command is sent again after its connection broke. This bridges a proxy's restart: about a second, or
@@ -87,11 +85,11 @@ def connect(url: str | None = None, wait: float = 0.0) -> redis.Redis:
     server that cannot be reached is asked again. Raises RedisUnavailableError, or RequestError for a bad URL.
     """
     address = _address(url)
-    patience = _Patience(address, wait)
+    contact = _FirstContact(address, wait)
     make = sentinel.client if _is_sentinel(address) else redis.Redis.from_url
     client = make(address, retry=Retry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
     try:
-        _greet(client, patience)
+        _greet(client, contact)
     except BaseException:
         client.close()
         raise
@@ -240,7 +238,7 @@ def _refusal(url: str, rule: str) -> RequestError:
     return RequestError(f"a Redis URL {rule}; got {masked_url(url)!r}")
 
 
-class _Patience:
+class _FirstContact:
     """How long one call keeps asking a server that does not answer yet, and what it says in the end."""
 
     def __init__(self, url: str, wait: float) -> None:
@@ -287,16 +285,16 @@ class _Patience:
             )
 
 
-def _greet(client: redis.Redis, patience: _Patience) -> None:
+def _greet(client: redis.Redis, contact: _FirstContact) -> None:
     while True:
         try:
             pong, about = _ping_and_hello(client)
             if isinstance(pong, RedisError) and not refuses_writes(pong):  # it refuses a PING, too, and can be read
                 raise pong
         except RedisError as error:
-            pause = patience.pause_after(error)
+            pause = contact.pause_after(error)
         else:
-            patience.check_mode(about)
+            contact.check_mode(about)
             return
         time.sleep(pause)
 

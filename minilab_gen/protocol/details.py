@@ -52,9 +52,9 @@ class JobDetails:
 
 def details(connection: redis.Redis, job_ids: Sequence[str]) -> Iterator[JobDetails]:
     """The details of each job; none are known of one that has expired."""
-    for place in range(0, len(job_ids), _AT_ONCE):
+    for first in range(0, len(job_ids), _AT_ONCE):
         with connection.pipeline(transaction=False) as pipeline:
-            for job_id in job_ids[place : place + _AT_ONCE]:
+            for job_id in job_ids[first : first + _AT_ONCE]:
                 for field in _FIELDS:
                     pipeline.hget(Job.key_for(job_id), field)
             answers = checked_answers(pipeline.execute(raise_on_error=False))

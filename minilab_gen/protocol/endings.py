@@ -44,7 +44,8 @@ def cancel(connection: redis.Redis, job_id: str) -> JobState:
     end = end_of(connection, job_id)
     state = decided(recorded, end)
     if end is not None and recorded == "queued" and _is_lost(connection, queue_of(connection, job.origin), job):
-        end_waiting(connection, job, "timeout" if end.reason == "timeout" else "cancelled")  # who ended it died over it
+        # The process that wrote its end was killed before it came to this.
+        end_waiting(connection, job, "timeout" if end.reason == "timeout" else "cancelled")
     if state in ("queued", "started"):
         connection.set(keys.cancel_flag(job_id), 1, ex=keys.RETENTION)
         if take_from_queue(connection, job):
@@ -80,7 +81,7 @@ def _settle(connection: redis.Redis, job_id: str) -> None:
     elif state == "finished" and tokens:
         raise StreamError(f"the stream has a gap: the end after token {tokens} is missing")
     elif state == "finished":
-        raise UnknownJobError(f"unknown or expired job: {job_id} has finished, and its tokens are gone")
+        raise UnknownJobError(f"unknown or expired job: {job_id} has finished, and its tokens have expired")
     elif state == "cancelled":
         _settle_cancelled(connection, job)
     elif state == "failed" and not _is_held(connection, job):
@@ -88,7 +89,7 @@ def _settle(connection: redis.Redis, job_id: str) -> None:
 
 
 def _settle_cancelled(connection: redis.Redis, job: Job) -> None:
-    """RQ's own cancel only changes the books: the worker that has the job must be told, and then writes the end."""
+    """RQ's own cancel only changes RQ's records: the worker that has the job is asked to stop, and writes the end."""
     if _is_held(connection, job):
         connection.set(keys.cancel_flag(job.id), 1, ex=keys.RETENTION)
     else:
@@ -114,7 +115,7 @@ def has_expired(job: Job, now: float) -> bool:
 def take_from_queue(connection: redis.Redis, job: Job) -> bool:
     """Remove a waiting job; True for the caller that removed it and must then end it.
 
-    Also where an earlier caller removed it and died before it could: to end a job twice changes nothing.
+    Also where an earlier caller removed it and was killed before it could: to end a job twice changes nothing.
     """
     queue = queue_of(connection, job.origin)
     return bool(queue.remove(job.id)) or _is_lost(connection, queue, job)

@@ -1,4 +1,4 @@
-"""What stands in a token stream, and how it is spelled there. It must not know who reads or writes it.
+"""What stands in a token stream, and how it is spelled there.
 
 Token n is the entry with the id ``n-0``; the terminal entry follows with the next number. So an entry's id is a cursor,
 and Redis itself refuses a repeat.
@@ -57,7 +57,7 @@ class EndEvent:
 
     @property
     def number(self) -> int:
-        """Its place in the stream: the one after the last token."""
+        """Its number in the stream: the one after the last token."""
         return self.tokens + 1
 
     @property

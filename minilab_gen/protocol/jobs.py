@@ -1,6 +1,6 @@
 """Jobs from the outside: submit and look at. Plain RQ jobs through RQ's public interface.
 
-It must not know torch, nor what happens inside a worker, nor how a job is ended: see ``endings.py``.
+It must not know torch. How a job that no worker runs is ended: ``endings.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ EXPIRES_AT: Final = "expires_at"
 """Field of a job's meta: the Unix time, by the server's clock, after which it must not start."""
 
 TTL: Final = "ttl"
-"""Field of a job's meta: the seconds that it may wait, for whoever asks the same again."""
+"""Field of a job's meta: the seconds that it may wait, for a repeat of the same request."""
 
 _SUBMISSION: Final = "submission"
 """Field of a job's meta: a random name of the call that submitted it."""
@@ -204,8 +204,8 @@ def state_of(connection: redis.Redis, job: Job) -> JobState:
 def decided(recorded: JobState, end: EndEvent | None) -> JobState:
     """The state of a job by RQ's record and its stream: a terminal entry decides, whatever the record says yet.
 
-    A worker writes the entry first, and may die before the record. And an ordinary RQ worker can only record a failure
-    where a job was cancelled.
+    A worker writes the entry first, and may be killed before the record. And an ordinary RQ worker can only record a
+    failure where a job was cancelled.
     """
     if end is None:
         return recorded
@@ -213,7 +213,7 @@ def decided(recorded: JobState, end: EndEvent | None) -> JobState:
 
 
 def recorded_state(job: Job) -> JobState:
-    """Our word for RQ's status of a job, freshly read: for those who wait for RQ's books. Raises UnknownJobError."""
+    """Our word for RQ's status of a job, freshly read: for callers that wait for it. Raises UnknownJobError."""
     try:
         return _STATES[job.get_status()]
     except InvalidJobOperation:
@@ -319,7 +319,7 @@ def sign_of_life(worker: str) -> str:
 
 
 def noted(job: Job, name: str) -> object:
-    """What a job's meta says under a name; it may be anything where somebody else made the job."""
+    """What a job's meta says under a name; it may be anything where another program made the job."""
     meta: object = job.meta
     return meta.get(name) if isinstance(meta, dict) else None
 

@@ -1,6 +1,6 @@
-"""How everything in Redis is called, and how long it stays. It must not know how any of it is read or written.
+"""How everything in Redis is called, and how long it stays.
 
-This is the one place that spells a key. What is ours starts with ``minilab:``; RQ's keys are RQ's.
+This is the one module that spells a key. What is ours starts with ``minilab:``; RQ's keys are RQ's.
 """
 
 from __future__ import annotations

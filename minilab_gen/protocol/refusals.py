@@ -1,4 +1,4 @@
-"""Why a Redis that answers does not do what it is asked, and what to do about it. It must not know keys or jobs."""
+"""Why a Redis that answers does not do what it is asked, and what to do about it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def refusal(error: redis.RedisError, connection: redis.Redis | None = None) -> t
 
     With its connection, the remedy gives Redis's commands as they can be typed in a shell.
     """
-    # redis-py puts the refused command before the reason, and RQ's scripts a place after it.
+    # redis-py puts the refused command before the reason, and RQ's scripts a position after it.
     reason = str(error).rpartition("of pipeline caused error: ")[2].partition(" script: ")[0]
     reason = reason.partition(". ")[0].rstrip(".") or type(error).__name__
     kind = _kind(error)

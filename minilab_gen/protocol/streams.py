@@ -1,4 +1,4 @@
-"""Writing token streams: every entry once, in order, never without an expiry. It must not know about models.
+"""Writing token streams: every entry once, in order, never without an expiry.
 
 Writes are safe to send again: an entry's id is its token's number, so Redis refuses what it already holds.
 """
@@ -75,7 +75,7 @@ return answers
 """
 """Appends the entries of a worker's step, each to its stream; answers for each its id, an error, or nil.
 
-``next``: a token after others, refused with nil where the stream is gone, so that none begins in the middle.
+``next``: a token after others, refused with nil where the stream has expired, so that none begins in the middle.
 ``first``: the first token, with an expiry. ``end``: the terminal entry, refused unless the worker still owns the job.
 KEYS: the stream of each entry; for an end also the sorted set of the job's owners. ARGV: the entry's kind; then number,
 token id and text; token id, text and seconds to live; or number, seconds to live, member of the owners, count of words
@@ -86,7 +86,7 @@ def publish(connection: redis.Redis, entries: Iterable[tuple[str, Event]], *, ru
     """Append events to the streams of their jobs in one round trip.
 
     A token brings ``running_ttl`` seconds of life with it, and the terminal entry sets the retention, in the same
-    transaction: a worker that dies between two commands leaves no stream that stays for ever. Nothing follows an end.
+    transaction: a worker killed between two commands leaves no stream that stays for ever. Nothing follows an end.
     Raises StreamError for a stream that holds something else, and what redis-py raises.
     """
     with connection.pipeline(transaction=True) as pipeline:

@@ -1,6 +1,6 @@
 """Reading token streams as they grow: from any token, by any number of readers, to the one end.
 
-It must not know who writes them. What there is to decide lies in :class:`Cursor`, which does no input or output; the
+What there is to decide lies in :class:`Cursor`, which does no input or output; the
 plain and the async reader feed it.
 """
 
@@ -73,7 +73,7 @@ def tail(
 
     After ``wait`` seconds, where it is given, what there is by then is yielded, and NotEndedError raised.
 
-    Reads on a connection of its own, dropped at the end, so that a reader who stops in the middle leaves no answer
+    Reads on a connection of its own, dropped at the end, so that a reader that stops in the middle leaves no answer
     behind for the next command. Raises RequestError at once for a bad id or number; UnknownJobError, StreamError and
     what redis-py raises while it reads.
     """

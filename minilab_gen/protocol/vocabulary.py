@@ -32,5 +32,5 @@ def jobs_beyond(connection: redis.Redis, queue: str, vocab_size: int) -> list[st
 def _largest_id(connection: redis.Redis, job_id: str, record: Any) -> int:
     try:
         return max(request_of(restored(connection, job_id, record)).prompt)
-    except (RequestError, UnknownJobError):  # it fails for that, whoever claims it
+    except (RequestError, UnknownJobError):  # it fails for that, whichever worker claims it
         return -1

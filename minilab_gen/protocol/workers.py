@@ -1,4 +1,4 @@
-"""The workers that Redis knows of, as far as they can be seen from outside. It must not know what is inside one."""
+"""The workers that Redis knows of, as far as they can be seen from outside."""
 
 from __future__ import annotations
 

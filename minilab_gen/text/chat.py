@@ -72,7 +72,7 @@ class Conversation:
             return cls((Message("user", content),))
         if isinstance(content, bytes | Mapping) or not isinstance(content, Iterable):
             raise RequestError(f"a conversation must be a text or a list of messages, got {type(content).__name__}")
-        return cls(tuple(_message(place, said) for place, said in enumerate(islice(content, MAX_MESSAGES + 1))))
+        return cls(tuple(_message(index, said) for index, said in enumerate(islice(content, MAX_MESSAGES + 1))))
 
     def told(self, system: str) -> Conversation:
         """The same with what the model is told before it. Raises RequestError where it begins with that already."""
@@ -82,7 +82,7 @@ class Conversation:
 
     @classmethod
     def from_text(cls, text: str) -> Conversation:
-        """The same of what somebody typed: a text that begins with ``[{`` must be messages in JSON."""
+        """The same of what a user typed: a text that begins with ``[{`` must be messages in JSON."""
         if not _LIST_OF_OBJECTS.match(text):
             return cls.of(text)
         check_text(text)
@@ -162,9 +162,9 @@ def _token_text(token: Any) -> str | None:
     return text if isinstance(text, str) else None
 
 
-def _message(place: int, said: object) -> Message:
+def _message(index: int, said: object) -> Message:
     if not isinstance(said, Mapping):
-        raise RequestError(f"message {place} must be an object with role and content, got {type(said).__name__}")
+        raise RequestError(f"message {index} must be an object with role and content, got {type(said).__name__}")
     if set(said) != {"role", "content"}:
-        raise RequestError(f"message {place} must have role and content and nothing else, got {shown(list(said))}")
+        raise RequestError(f"message {index} must have role and content and nothing else, got {shown(list(said))}")
     return Message(said["role"], said["content"])

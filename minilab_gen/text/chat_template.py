@@ -1,4 +1,4 @@
-"""Chat templates, run as transformers runs them. It must not know what a conversation is for.
+"""Chat templates, run as transformers runs them.
 
 A template is a program that came with a model. Jinja's sandbox keeps it from Python and the machine, not from computing
 for long; the text that it makes is bounded.
@@ -51,7 +51,7 @@ def _bounded(parts: Iterable[str]) -> Iterator[str]:
 
 
 class _Generation(Extension):
-    """The block ``{% generation %}``, which marks an answer for those who train; here its content is just written."""
+    """The block ``{% generation %}``, which marks an answer for training; here its content is just written."""
 
     tags = {"generation"}  # noqa: RUF012 - Jinja's own way
 

@@ -1,4 +1,4 @@
-"""Token ids into text as they come, never half a character. It must not know where ids come from.
+"""Token ids into text as they come, never half a character.
 
 The pieces of an answer, joined, are what the tokenizers library makes of prompt and answer together, less the text of
 the prompt. Two kinds of tokenizers are known, by the decoder in ``tokenizer.json``:
@@ -172,7 +172,7 @@ def byte_of_letter() -> dict[str, int]:
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
-    return letters | {chr(256 + place): byte for place, byte in enumerate(others)}
+    return letters | {chr(256 + index): byte for index, byte in enumerate(others)}
 
 
 def piece_rules(decoder: Any) -> PieceRules | None:

@@ -1,4 +1,4 @@
-"""Text to token ids and back. It must not know about models or Redis; it needs no torch, as the client uses it too."""
+"""Text to token ids and back. It must know neither torch nor Redis: the client uses it, too."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Tokenizer:
         self._library = library
         self._bytes: dict[int, bytes] = {}  # of the tokens met so far: a large vocabulary is mostly never spoken
         self._whole: dict[int, str] = {}  # the text of those of them that are whole characters
-        self._is_special = {place: token.special for place, token in library.get_added_tokens_decoder().items()}
+        self._is_special = {token_id: token.special for token_id, token in library.get_added_tokens_decoder().items()}
         """Of the added tokens, which are special."""
         if library.decoder is None:
             self._check_that_it_is_byte_level()
@@ -129,8 +129,8 @@ class Tokenizer:
     def _check_that_it_is_byte_level(self) -> None:
         """Refuse a tokenizer that does not say how its tokens are read, unless only one way is possible."""
         letters = byte_of_letter()
-        for token, place in self._library.get_vocab(with_added_tokens=True).items():
-            if place not in self._is_special and not letters.keys() >= set(token):
+        for token, token_id in self._library.get_vocab(with_added_tokens=True).items():
+            if token_id not in self._is_special and not letters.keys() >= set(token):
                 raise CheckpointError(f"a tokenizer without a decoder must be byte-level, got the token {token!r}")
 
 

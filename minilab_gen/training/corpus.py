@@ -1,6 +1,6 @@
 """Books as training text: chapters apart, some held out, the rest as one long row of token ids.
 
-It must not know about models. A book is UTF-8 text, one paragraph a line, a blank line before each chapter.
+A book is UTF-8 text, one paragraph a line, a blank line before each chapter.
 """
 
 from __future__ import annotations

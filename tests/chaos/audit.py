@@ -1,7 +1,4 @@
-"""The one check over all jobs at the end of a chaos run, from what stands in Redis and what readers read.
-
-It must not know what went wrong meanwhile.
-"""
+"""The one check over all jobs at the end of a chaos run, from what stands in Redis and what readers read."""
 
 from __future__ import annotations
 
@@ -38,7 +35,7 @@ class Findings:
     different: list[str] = field(default_factory=list)
     """Jobs whose tokens, end or readers disagree with what ``generate`` says."""
     left: list[str] = field(default_factory=list)
-    """What stands in RQ's books or in our keys and should not."""
+    """What stands in RQ's keys or in ours and should not."""
 
     @property
     def all(self) -> list[str]:
@@ -46,7 +43,7 @@ class Findings:
 
 
 class Audit:
-    """Looks at one job after the other, then at the books."""
+    """Looks at one job after the other, then at RQ's records."""
 
     def __init__(self, connection: redis.Redis, answers: dict[GenerationRequest, list[int]]) -> None:
         self._connection, self._answers = connection, answers
@@ -169,7 +166,7 @@ def is_gone(connection: redis.Redis, job_id: str) -> bool:
 
 
 def unfinished(connection: redis.Redis, planned: list[PlannedJob]) -> list[str]:
-    """Ids of jobs that RQ's books do not show as ended."""
+    """Ids of jobs that RQ does not show as ended."""
     with connection.pipeline(transaction=False) as pipeline:
         for job in planned:
             pipeline.hget(Job.key_for(job.job_id), "status")

@@ -1,7 +1,4 @@
-"""The model that chaos runs serve: small enough to start in a second, deep enough that a job lasts one.
-
-It must not know who serves it.
-"""
+"""The model that chaos runs serve: small enough to start in a second, deep enough that a job lasts one."""
 
 from __future__ import annotations
 

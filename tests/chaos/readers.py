@@ -1,6 +1,6 @@
 """Clients that tail: some from the beginning, some late, some that leave in the middle and come back where they were.
 
-It must not know what stands in the streams; that is compared at the end.
+What they read is compared at the end.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -15,7 +14,7 @@ import redis
 from chaos.server import BINARY, Server
 from minilab_worker.worker import Worker
 from rq.job import Job
-from support.client_program import announce_worker, client, fake_redis, run, start, submit
+from support.client_program import announce_worker, client, diagnosis, fake_redis, run, start, submit
 from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
@@ -45,16 +44,6 @@ def own_server(monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.Redis]:
     with TemporaryDirectory(prefix="ml-") as folder, Server(Path(folder)) as server, server.connect() as connection:
         monkeypatch.setenv("MINILAB_REDIS_URL", server.url)
         yield connection
-
-
-def diagnosis(*arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
-    """The exit code, and what was found by each check."""
-    result = client("doctor", "--json", *arguments)
-    assert result.stderr == ""
-    found: dict[str, list[dict[str, str]]] = {}
-    for finding in json.loads(result.stdout):
-        found.setdefault(finding["check"], []).append(finding)
-    return result.exit_code, found
 
 
 def finding(check: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""``python -m containers``: build, run, break, check, take away. It must not know what is checked."""
+"""``python -m containers``: build, run, break, check, take away."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One Compose project with a name and a port of its own, so that it meets no other on the machine.
-
-It must not know what the services do.
-"""
+"""One Compose project with a name and a port of its own, so that it meets no other on the machine."""
 
 from __future__ import annotations
 

@@ -42,10 +42,10 @@ def test_a_query_in_a_whole_prompt_equals_the_same_query_alone(shape: tuple[int,
 
     whole = attend_to_all_so_far(queries, keys_values, 0)
 
-    for place in {0, 1, 7, length // 2, length - 2, length - 1}:
-        bias = causal_bias(torch.tensor([place]), round_up(place + 1, KEY_TILE))
+    for position in {0, 1, 7, length // 2, length - 2, length - 1}:
+        bias = causal_bias(torch.tensor([position]), round_up(position + 1, KEY_TILE))
         seen = keys_values[None, :, : bias.shape[-1]]
-        assert torch.equal(attend_many_sequences(queries[place : place + 1], seen, bias)[0], whole[place])
+        assert torch.equal(attend_many_sequences(queries[position : position + 1], seen, bias)[0], whole[position])
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 16, 64, 300])

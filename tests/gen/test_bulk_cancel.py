@@ -126,10 +126,10 @@ def test_a_canceller_who_dies_before_rqs_books_leaves_an_end_that_all_can_see(
 ) -> None:
     submit(connection, "x")
 
-    def die(*_: object, **__: object) -> None:
+    def be_killed(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(CanceledJobRegistry, "add", die)
+    monkeypatch.setattr(CanceledJobRegistry, "add", be_killed)
 
     with pytest.raises(KeyboardInterrupt):
         list(cancel_waiting(connection, "base"))

@@ -74,11 +74,11 @@ def split(folder: Path, files: int) -> list[str]:
     """Store the weights in so many files with an index, as large models are; their names."""
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    names = [f"model-{place + 1:05}-of-{files:05}.safetensors" for place in range(files)]
-    places = {tensor: names[place % files] for place, tensor in enumerate(sorted(tensors))}
+    names = [f"model-{index + 1:05}-of-{files:05}.safetensors" for index in range(files)]
+    files_of = {tensor: names[index % files] for index, tensor in enumerate(sorted(tensors))}
     for name in names:
-        save_file({tensor: tensors[tensor] for tensor, place in places.items() if place == name}, folder / name)
-    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": places}))
+        save_file({tensor: tensors[tensor] for tensor, file in files_of.items() if file == name}, folder / name)
+    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": files_of}))
     return names
 
 

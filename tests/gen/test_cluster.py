@@ -10,9 +10,9 @@ from tempfile import TemporaryDirectory
 import pytest
 from chaos.server import BINARY, Server
 from support.client_program import client
+from support.scripted_server import ScriptedServer, free_port
 from support.waiting import wait_until
 from support.worker_process import start_of_worker
-from test_connection import ScriptedServer, free_port
 
 import minilab_gen
 from minilab_gen.errors import RedisUnavailableError

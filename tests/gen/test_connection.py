@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-import socketserver
 import ssl
 import subprocess
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 
 import pytest
 import redis
+from support.scripted_server import ScriptedServer, free_port
 
 from minilab_gen.errors import RedisUnavailableError, RequestError
 from minilab_gen.protocol import connection, embedded
@@ -45,77 +45,6 @@ def server() -> Iterator[embedded.EmbeddedServer]:
         finally:
             embedded.stop()
             shutil.rmtree(home)
-
-
-class ScriptedServer(socketserver.ThreadingTCPServer):
-    """A server on a free port of this machine that answers PING with the replies given, the last one for ever."""
-
-    daemon_threads = True
-    block_on_close = True
-    allow_reuse_address = True
-
-    def __init__(
-        self,
-        *replies: bytes,
-        port: int = 0,
-        context: ssl.SSLContext | None = None,
-        knows_us: bool = False,
-        hello: bytes = b"+OK\r\n",
-    ) -> None:
-        super().__init__(("127.0.0.1", port), _Conversation)
-        self.replies = list(replies)
-        self.asked: list[bytes] = []
-        self.context = context
-        self.knows_us = knows_us
-        self.hello = hello
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
-        self._thread.start()
-
-    def __exit__(self, *args: object) -> None:
-        self.shutdown()
-        self._thread.join()
-        self.server_close()
-
-    @property
-    def port(self) -> int:
-        return int(self.server_address[1])
-
-    def reply(self, command: bytes) -> bytes:
-        self.asked.append(command)
-        if command == b"AUTH" and not self.knows_us:
-            return b"-WRONGPASS invalid username-password pair or user is disabled.\r\n"
-        if command == b"HELLO":
-            return self.hello
-        if command != b"PING":
-            return b"+OK\r\n"
-        return self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
-
-
-class _Conversation(socketserver.StreamRequestHandler):
-    server: ScriptedServer
-    timeout = 5
-
-    def setup(self) -> None:
-        if self.server.context is not None:
-            self.request = self.server.context.wrap_socket(self.request, server_side=True, suppress_ragged_eofs=True)
-        super().setup()
-
-    def handle(self) -> None:
-        while header := self.rfile.readline():
-            words = []
-            for _ in range(int(header[1:])):
-                self.rfile.readline()
-                words.append(self.rfile.readline().strip())
-            self.wfile.write(self.server.reply(words[0]))
-
-    def finish(self) -> None:
-        super().finish()
-        self.request.close()
-
-
-def free_port() -> int:
-    with ScriptedServer(b"+PONG\r\n") as gone:
-        return gone.port
 
 
 def _pool_settings(client: Any) -> dict[str, Any]:
@@ -385,7 +314,7 @@ def test_waiting_ends_when_the_time_is_up() -> None:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A certificate for 127.0.0.1 that nobody trusts, and its key in one file."""
+    """A certificate for 127.0.0.1 that is not trusted, and its key in one file."""
     if shutil.which("openssl") is None:
         pytest.skip("no openssl to make a certificate with")
     file = tmp_path_factory.mktemp("tls") / "both.pem"

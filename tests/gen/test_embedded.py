@@ -253,14 +253,14 @@ def test_a_folder_that_others_may_have_made_is_refused(
 ) -> None:
     monkeypatch.setattr(server_folder, "SHORT_FOLDER", home)
     monkeypatch.setenv("MINILAB_HOME", str(tmp_path / ("x" * 100)))
-    place = server_folder.ServerFolder.of_this_user().socket.parent
+    folder = server_folder.ServerFolder.of_this_user().socket.parent
     if trap == "open folder":
-        place.mkdir()
-        place.chmod(0o777)
+        folder.mkdir()
+        folder.chmod(0o777)
     elif trap == "link":
-        place.symlink_to(tmp_path)
+        folder.symlink_to(tmp_path)
     else:
-        place.touch()
+        folder.touch()
     try:
         with pytest.raises(RedisUnavailableError, match=r"must be a folder|cannot be made"):
             embedded.start()

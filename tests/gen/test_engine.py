@@ -1,4 +1,4 @@
-"""Many sequences at a time, each with the bits that it would get alone, whoever is beside it or was before."""
+"""Many sequences at a time, each with the bits that it would get alone, whatever is beside it or was before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from support.small_models import SHAPES, random_model, threads
 from support.watched_engine import (
     HOT,
-    Answer,
+    ReferenceAnswer,
     Watched,
     alone,
     assert_equal,
@@ -345,7 +345,7 @@ def test_a_resumed_sequence_goes_on_exactly(answered: int, settings: SamplingSet
     watched.add("a", request, whole.tokens[:answered])
     watched.run()
 
-    assert_equal(watched, "a", Answer(whole.tokens[answered:], whole.logits[answered:]))
+    assert_equal(watched, "a", ReferenceAnswer(whole.tokens[answered:], whole.logits[answered:]))
     assert watched.ends["a"] == "length"
 
 

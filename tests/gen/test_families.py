@@ -76,7 +76,7 @@ def run_together(
     """The answers of an engine of so many slots, and the logits that each token was chosen from."""
     seen: dict[str, list[Tensor]] = {}
     engine = Engine(model, batch, on_logits=lambda s, row: seen.setdefault(s.name, []).append(row.clone()))
-    sequences = [Sequence(str(place), request) for place, request in enumerate(requests)]
+    sequences = [Sequence(str(index), request) for index, request in enumerate(requests)]
     for sequence in sequences:
         engine.add(sequence)
     while engine.has_work:
@@ -95,7 +95,7 @@ def their_logits(model: Any, ids: Collection[int]) -> Tensor:
 
 def test_logits_are_those_of_transformers(pair: tuple[Any, MiniLabModel]) -> None:
     theirs, ours = pair
-    ids = [place * 7 % SHAPE["vocab_size"] for place in range(CONTEXT)]
+    ids = [index * 7 % SHAPE["vocab_size"] for index in range(CONTEXT)]
 
     with torch.no_grad():
         logits = ours(torch.tensor([ids]))[0][0]

@@ -118,7 +118,7 @@ def test_one_thread_and_two_give_the_same_logits(model: MiniLabModel) -> None:
 
 
 def test_a_prompt_read_in_chunks_gives_the_logits_of_one_pass(model: MiniLabModel) -> None:
-    ids = torch.tensor([[place * 5 % 64 for place in range(32)]])
+    ids = torch.tensor([[index * 5 % 64 for index in range(32)]])
     whole, _ = model(ids)
 
     for size in (1, 7, 20):

@@ -53,7 +53,7 @@ def write(connection: redis.Redis, *texts: str) -> None:
 
 
 def end(connection: redis.Redis, tokens: int, reason: EndReason = "length", **details: Any) -> EndEvent:
-    """The terminal entry of job x, then RQ's books."""
+    """The terminal entry of job x, then RQ's record."""
     last = EndEvent(reason, tokens, 3, **details)
     publish(connection, [("x", last)], running_ttl=600)
     job = fetch(connection, "x")
@@ -71,7 +71,7 @@ def end(connection: redis.Redis, tokens: int, reason: EndReason = "length", **de
 
 
 def fail(connection: redis.Redis, why: str) -> None:
-    """RQ's books of a failure."""
+    """RQ's record of a failure."""
     job = fetch(connection, "x")
     job.set_status(JobStatus.FAILED)
     Result.create_failure(job, 600, f"Traceback (most recent call last):\n  ...\n{why}\n")
@@ -83,7 +83,7 @@ def everything(connection: redis.Redis) -> dict[Any, Any]:
 
 
 def announce(connection: redis.Redis, name: str, *, leased: bool = True) -> None:
-    """A worker in RQ's books, with a lease of ours or without."""
+    """A worker in RQ's records, with a lease of ours or without."""
     Worker([keys.queue_name("base")], name=name, connection=connection).register_birth()
     if leased:
         connection.set(keys.worker_lease(name), 1, ex=600)
@@ -338,7 +338,7 @@ def test_a_full_redis_takes_no_token_and_says_so(server: redis.Redis) -> None:
 
 
 def force(connection: redis.Redis, data: object) -> Job:
-    """A job that somebody else put into the queue under the id x."""
+    """A job that another program put into the queue under the id x."""
     queue_of(connection).enqueue_call(keys.TASK, args=({},), job_id="x")
     connection.hset("rq:job:x", "data", json.dumps(data).encode() if not isinstance(data, bytes) else data)
     return fetch(connection, "x")
@@ -392,7 +392,7 @@ def test_rqs_every_status_has_a_word(connection: redis.Redis) -> None:
         assert view(connection, "x").state in ("queued", "started", "finished", "failed", "cancelled")
 
 
-def test_a_waiting_job_is_seen_with_its_place(connection: redis.Redis) -> None:
+def test_a_waiting_job_is_seen_with_its_position(connection: redis.Redis) -> None:
     enqueue(connection, REQUEST, Submission())
     enqueue(connection, REQUEST, X)
 
@@ -443,8 +443,8 @@ def test_a_job_is_never_seen_as_finished_without_its_end(
     write(connection, "a")
     read = connection.xrevrange
 
-    def end_right_after(*place: Any, **limits: Any) -> Any:
-        found = read(*place, **limits)
+    def end_right_after(*arguments: Any, **limits: Any) -> Any:
+        found = read(*arguments, **limits)
         monkeypatch.undo()
         end(connection, 1)
         return found
@@ -465,7 +465,7 @@ def test_a_job_is_seen_with_its_model_whatever_its_priority(connection: redis.Re
 
 def test_workers_count_as_alive_by_our_lease_or_rqs_record(connection: redis.Redis) -> None:
     announce(connection, "minilab-alive")
-    announce(connection, "minilab-dead", leased=False)
+    announce(connection, "minilab-expired", leased=False)
     announce(connection, "ordinary", leased=False)
     announce(connection, "expired", leased=False)
     connection.delete("rq:worker:expired")
@@ -565,7 +565,7 @@ def test_cancelling_an_ended_job_changes_nothing(connection: redis.Redis, reason
 
 
 @pytest.mark.parametrize("ending", ["cancel", "expiry"])
-def test_a_job_whose_canceller_died_on_the_way_can_still_end(connection: redis.Redis, ending: str) -> None:
+def test_a_job_whose_canceller_was_killed_on_the_way_can_still_end(connection: redis.Redis, ending: str) -> None:
     """A client may be killed when it has taken the job from the queue and not yet written its end."""
     enqueue(connection, REQUEST, Submission(job_id="x", ttl=1))
     assert endings.take_from_queue(connection, fetch(connection, "x"))
@@ -597,7 +597,7 @@ def test_no_end_is_written_while_a_worker_still_writes_tokens(connection: redis.
 
 
 def test_a_job_that_waits_to_be_continued_has_started_in_time(connection: redis.Redis) -> None:
-    """It is back in its queue because its worker died; its ttl was about the first start."""
+    """It is back in its queue because its worker's lease expired; its ttl was about the first start."""
     enqueue(connection, REQUEST, Submission(job_id="x", ttl=1))
     write(connection, "a")
     connection.hset("rq:job:x", "meta", json.dumps({jobs.EXPIRES_AT: 0.0}))
@@ -608,8 +608,8 @@ def test_a_job_that_waits_to_be_continued_has_started_in_time(connection: redis.
     assert queue_of(connection).get_job_ids() == ["x"]
 
 
-def test_a_job_that_rq_cancelled_ends_although_its_worker_died_over_it(connection: redis.Redis) -> None:
-    """Its execution stays in RQ's books for a day, for the next worker; but nobody takes over what is cancelled."""
+def test_a_job_that_rq_cancelled_ends_although_its_worker_was_killed(connection: redis.Redis) -> None:
+    """Its execution stays in RQ's records for a day, for the next worker; but what is cancelled is not taken over."""
     enqueue(connection, REQUEST, X)
     start(connection)
     write(connection, "a")
@@ -685,7 +685,7 @@ def test_a_finished_job_whose_tokens_are_gone_has_no_result_but_an_error(connect
     end(connection, 0)
     connection.delete(keys.token_stream("x"))
 
-    with pytest.raises(UnknownJobError, match="x has finished, and its tokens are gone"):
+    with pytest.raises(UnknownJobError, match="x has finished, and its tokens have expired"):
         result(connection, "x")
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from minilab_worker.namesakes import check_namesakes, default_name
+from minilab_worker.model_names import check_announced_model, default_name
 from minilab_worker.serving import ServedModel, load_served_model
 from minilab_worker.worker import Worker, WorkerSettings
 from support.batch_files import ids_of, openai, records, write_lines
@@ -288,14 +288,14 @@ def test_weights_of_another_kind_under_one_name_are_warned_of(
     card = replace(chatting.card, name="base")
 
     with caplog.at_level(logging.WARNING):
-        check_namesakes(server, card)
+        check_announced_model(server, card)
         assert caplog.messages == []  # no worker of that one is alive
         announce_worker(server)
-        check_namesakes(server, other)
+        check_announced_model(server, other)
         assert caplog.messages == []
-        check_namesakes(server, card)
+        check_announced_model(server, card)
 
-    assert "a live worker serves base with other weights or other rounding" in caplog.text
+    assert "a live worker serves base with other weights or rounding" in caplog.text
 
 
 def test_a_card_of_another_version_does_not_keep_a_worker_from_starting(
@@ -303,7 +303,7 @@ def test_a_card_of_another_version_does_not_keep_a_worker_from_starting(
 ) -> None:
     server.set(keys.model_card("chat-3.2"), "{}")
 
-    check_namesakes(server, chatting.card)
+    check_announced_model(server, chatting.card)
 
 
 def test_a_worker_with_another_tokenizer_does_not_start_under_the_name_of_a_live_one(

@@ -11,9 +11,8 @@ from tempfile import TemporaryDirectory
 import pytest
 import redis
 from chaos.server import BINARY, Server
-from support.client_program import client, overdue, run
+from support.client_program import client, diagnosis, overdue, run
 from support.waiting import wait_until
-from test_client_doctor import diagnosis
 
 import minilab_gen
 from minilab_gen.errors import RedisUnavailableError

@@ -407,26 +407,26 @@ def test_tokens_of_a_large_vocabulary_are_those_of_the_reference(settings: Sampl
 
 
 @pytest.mark.parametrize(
-    ("seed", "place"),
+    ("seed", "first"),
     [
         *((39313, 53), (10575, 6), (17338, 48), (36257, 10)),  # 1 - u is some 2e-5: wrong by a ten-thousandth
         *((645760, 22), (55323, 25), (287721, 0), (597320, 37)),  # some 2e-7: wrong by up to a hundredth
         (228316, 41),  # 2e-8: u is 1 in float32, and its token could never be chosen
     ],
 )
-def test_a_draw_that_float32_cannot_decide_is_that_of_the_reference(seed: int, place: int) -> None:
+def test_a_draw_that_float32_cannot_decide_is_that_of_the_reference(seed: int, first: int) -> None:
     """Two tokens whose scores nearly agree, one of them by a random number just below 1."""
-    settings, other = SamplingSettings(temperature=1.0, seed=seed), (place + 1) % 64
+    settings, other = SamplingSettings(temperature=1.0, seed=seed), (first + 1) % 64
     uniform = torch.empty(64, dtype=torch.float64)
     Sampler(settings, 64).fill_uniform(uniform)
-    noise = [-math.log1p(-float(uniform[token])) for token in (place, other)]
+    noise = [-math.log1p(-float(uniform[token])) for token in (first, other)]
     chosen = set()
     for shift in [sign * 2.0**exponent for sign in (-1, 1) for exponent in range(-17, -3)]:
         logits = torch.full((64,), -math.inf)
-        logits[[place, other]] = torch.tensor(noise).log() + torch.tensor([shift, 0.0])
+        logits[[first, other]] = torch.tensor(noise).log() + torch.tensor([shift, 0.0])
 
         expected = Sampler(settings, 64).choose(logits)
 
         assert choose(logits[None], [Sampler(settings, 64)]) == [expected]
         chosen.add(expected)
-    assert chosen == {place, other}
+    assert chosen == {first, other}

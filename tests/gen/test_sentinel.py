@@ -1,4 +1,4 @@
-"""A Redis watched by Sentinels: when its master dies or steps down, work goes on at the next, and no token is lost."""
+"""A Redis watched by Sentinels: when its master fails or steps down, work continues at the next; no token is lost."""
 
 from __future__ import annotations
 

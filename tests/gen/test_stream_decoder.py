@@ -100,14 +100,14 @@ def test_prompt_and_streamed_answer_are_what_the_library_makes_of_both(
     assert library(kind).decode(prompt) + "".join(texts) == library(kind).decode([*prompt, *answer])
 
 
-@pytest.mark.parametrize("place", range(1, 50, 7))
+@pytest.mark.parametrize("split", range(1, 50, 7))
 @pytest.mark.parametrize("kind", ["llama-2", "llama-3", "unigram"])
-def test_an_answer_goes_on_exactly_where_the_prompt_ended(kind: str, place: int) -> None:
+def test_an_answer_goes_on_exactly_where_the_prompt_ended(kind: str, split: int) -> None:
     ids = ours(kind).encode(TEXT.encode().decode("ascii", errors="ignore"))
 
-    answer = "".join(streamed(ours(kind).decoder(ids[:place]), ids[place:]))
+    answer = "".join(streamed(ours(kind).decoder(ids[:split]), ids[split:]))
 
-    assert library(kind).decode(ids[:place]) + answer == library(kind).decode(ids)
+    assert library(kind).decode(ids[:split]) + answer == library(kind).decode(ids)
 
 
 @pytest.mark.parametrize(

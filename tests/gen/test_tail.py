@@ -271,7 +271,7 @@ def test_a_job_whose_tokens_have_expired_is_unknown(connection: redis.Redis, rea
     run(connection, *ANSWER)
     connection.delete(STREAM)
 
-    with pytest.raises(UnknownJobError, match="x has finished, and its tokens are gone"):
+    with pytest.raises(UnknownJobError, match="x has finished, and its tokens have expired"):
         read(connection, "x", 0)
 
 

@@ -54,7 +54,7 @@ def of_library(library: Library) -> Tokenizer:
 def byte_level(*merges: tuple[str, str]) -> Library:
     """A byte-level tokenizer of the library with the 256 bytes and some merges of their letters."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(left + right for left, right in merges)]
-    library = Library(models.BPE({token: place for place, token in enumerate(tokens)}, list(merges)))
+    library = Library(models.BPE({token: token_id for token_id, token in enumerate(tokens)}, list(merges)))
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     return library
 
@@ -133,7 +133,7 @@ def test_two_tokens_of_two_bytes_make_one_character() -> None:
 
 def test_a_character_cut_short_by_the_end_is_flushed_as_one_replacement() -> None:
     tokenizer = french()
-    ids = ids_of(tokenizer, *(EMOJI[place : place + 1] for place in range(3)))
+    ids = ids_of(tokenizer, *(EMOJI[index : index + 1] for index in range(3)))
 
     assert streamed(tokenizer, ids) == ["", "", "", DAMAGED]
     assert tokenizer.decode(ids) == DAMAGED
@@ -166,15 +166,15 @@ def test_any_ids_known_or_not_stream_to_what_they_decode_to_at_once(ids: list[in
     assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
 
 
-@pytest.mark.parametrize("place", range(0, 60, 7))
-def test_an_answer_goes_on_exactly_where_the_prompt_ended(place: int) -> None:
+@pytest.mark.parametrize("split", range(0, 60, 7))
+def test_an_answer_goes_on_exactly_where_the_prompt_ended(split: int) -> None:
     tokenizer = french()
     text = FRENCH.encode().decode("ascii", errors="ignore")  # so that every token ends with a whole character
     ids = tokenizer.encode(text)
 
-    answer = "".join(streamed(tokenizer, ids[place:]))
+    answer = "".join(streamed(tokenizer, ids[split:]))
 
-    assert tokenizer.decode(ids[:place]) + answer == text
+    assert tokenizer.decode(ids[:split]) + answer == text
 
 
 # Tokens without text

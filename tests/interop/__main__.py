@@ -1,4 +1,4 @@
-"""``python -m interop``: start a service and look at it with each tool. It must not know what a tool shows."""
+"""``python -m interop``: start a service and look at it with each tool."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The commands that docs/operations.md gives for each tool, as they are typed. It must not know what they show."""
+"""The commands that docs/operations.md gives for each tool, as they are typed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What each tool must show of the scene. It must not know how tools are installed."""
+"""What each tool must show of the scene."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An environment for each tool, since one of them takes another RQ than we. It must not know what the tools do."""
+"""An environment for each tool, since one of them takes another RQ than we."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""A service with a job in each state that RQ knows, which stays as it is: its worker is stopped in mid-answer.
-
-It must not know who looks at it.
-"""
+"""A service with a job in each state that RQ knows, which stays as it is: its worker is stopped in mid-answer."""
 
 from __future__ import annotations
 

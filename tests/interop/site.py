@@ -1,4 +1,4 @@
-"""A tool that shows what it sees over HTTP. It must not know which tool it is."""
+"""A tool that shows what it sees over HTTP."""
 
 from __future__ import annotations
 

@@ -132,10 +132,10 @@ def test_every_program_file_exists(document: Path) -> None:
 def test_every_link_leads_somewhere(document: Path) -> None:
     links = re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8"))
     local = [link.partition("#")[::2] for link in links if not link.startswith("http")]
-    places = {(name, slug): (document.parent / name if name else document) for name, slug in local}
+    targets = {(name, slug): (document.parent / name if name else document) for name, slug in local}
 
-    assert [place for place, file in places.items() if not file.exists()] == []
-    assert [place for place, file in places.items() if place[1] and place[1] not in slugs_of(file)] == []
+    assert [target for target, file in targets.items() if not file.exists()] == []
+    assert [target for target, file in targets.items() if target[1] and target[1] not in slugs_of(file)] == []
 
 
 def test_the_readme_leads_to_every_document() -> None:

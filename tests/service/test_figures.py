@@ -1,4 +1,4 @@
-"""Figures in the documents: a speed is told in one place or is the same in both, and what code decides is its value."""
+"""Figures in the documents: a speed is given once or is the same everywhere, and what code decides is its value."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_a_speed_or_the_size_of_the_code_is_told_by_the_document_of_measurements
 
 
 def test_a_speed_that_is_told_elsewhere_is_found() -> None:
-    text = "64 places gave 5 600 tokens a second with 10 ms between two tokens; the code has some 700 lines"
+    text = "64 slots gave 5 600 tokens a second with 10 ms between two tokens; the code has some 700 lines"
 
     assert SPEED.findall(text) == ["5 600", "10"]
     assert SIZE.search(text)
@@ -88,10 +88,10 @@ def test_the_speeds_in_the_readme_are_those_that_were_measured() -> None:
     readme = prose_of(ROOT / "README.md")
 
     assert row in readme
-    assert f"its own batches give {of['batching']}." in readme
-    assert f"OpenVINO GenAI with {of['OpenVINO GenAI']}, before CTranslate2 with {of['CTranslate2']};" in readme
+    assert f"its continuous batching reaches {of['batching']}." in readme
+    assert f"OpenVINO GenAI with {of['OpenVINO GenAI']} and CTranslate2 with {of['CTranslate2']}." in readme
     large = {name: written(figure) for name, figure in measured().items()}
-    assert f"{large['135M OpenVINO GenAI']} beside our {large['135M engine']}." in readme
+    assert f"{large['135M OpenVINO GenAI']} and our engine {large['135M engine']}." in readme
 
 
 def test_what_is_told_of_the_base_model_is_what_its_training_recorded() -> None:

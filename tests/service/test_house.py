@@ -1,4 +1,4 @@
-"""What the project promises about itself: who imports whom, what an import costs, what the wheel holds."""
+"""What the project promises about itself: which package imports which, what an import costs, what the wheel holds."""
 
 from __future__ import annotations
 
@@ -75,9 +75,9 @@ def test_every_source_file_says_what_it_is_for() -> None:
 
 
 def test_no_module_is_a_drawer() -> None:
-    places = set(SOURCES) | {file.parent for file in SOURCES}
+    paths = set(SOURCES) | {file.parent for file in SOURCES}
 
-    assert [relative(place) for place in sorted(places) if DRAWERS & set(place.stem.split("_"))] == []
+    assert [relative(path) for path in sorted(paths) if DRAWERS & set(path.stem.split("_"))] == []
 
 
 def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: zipfile.Path) -> None:

@@ -115,7 +115,7 @@ def test_the_dashboard_has_what_grafana_needs_to_load_it() -> None:
     assert re.fullmatch(r"[a-zA-Z0-9_-]{1,40}", DASHBOARD["uid"])
     assert DASHBOARD["title"]
     assert DASHBOARD["schemaVersion"] >= 36
-    assert DASHBOARD.get("id") is None, "an id would overwrite somebody's dashboard"
+    assert DASHBOARD.get("id") is None, "an id would overwrite another dashboard"
     variables = {variable["name"]: variable for variable in DASHBOARD["templating"]["list"]}
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
     identities = [panel["id"] for panel in DASHBOARD["panels"]]
@@ -135,9 +135,9 @@ def test_every_panel_of_the_dashboard_asks_the_chosen_data_source() -> None:
 
 def test_no_two_panels_of_the_dashboard_overlap() -> None:
     def cells(panel: dict[str, Any]) -> set[tuple[int, int]]:
-        place = panel["gridPos"]
-        across = range(place["x"], place["x"] + place["w"])
-        return set(itertools.product(across, range(place["y"], place["y"] + place["h"])))
+        area = panel["gridPos"]
+        across = range(area["x"], area["x"] + area["w"])
+        return set(itertools.product(across, range(area["y"], area["y"] + area["h"])))
 
     taken: set[tuple[int, int]] = set()
     for panel in DASHBOARD["panels"]:

@@ -109,3 +109,13 @@ def announce_worker(connection: redis.Redis, name: str = "minilab-test", *, aliv
     Worker(keys.queue_names(keys.DEFAULT_MODEL), name=name, connection=connection).register_birth()
     if alive:
         connection.set(keys.worker_lease(name), 1, ex=TTL)
+
+
+def diagnosis(*arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
+    """The exit code, and what was found by each check."""
+    result = client("doctor", "--json", *arguments)
+    assert result.stderr == ""
+    found: dict[str, list[dict[str, str]]] = {}
+    for finding in json.loads(result.stdout):
+        found.setdefault(finding["check"], []).append(finding)
+    return result.exit_code, found

@@ -1,4 +1,4 @@
-"""Tiny random checkpoints of each family, written by transformers. It must not know what a test is about.
+"""Tiny random checkpoints of each family, written by transformers.
 
 transformers is imported late: it takes seconds, and warns about Python in ways that are not ours to mend.
 """

@@ -1,7 +1,7 @@
 """Processes that a run of the tests has started and not ended, found by a mark: an orphan has no parent to ask.
 
-As a program it waits until the tests are gone, however they ended, and ends what they left. It needs Linux's ``/proc``;
-elsewhere nothing is found.
+As a program it waits until the tests have ended, however that was, and ends what they left. It needs Linux's
+``/proc``; elsewhere nothing is found.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MARK: Final = "MINILAB_TEST_RUN"
 """Environment variable with the names of a run and of those around it, which each process of it inherits."""
 
 _TEST: Final = "PYTEST_CURRENT_TEST"
-"""Where pytest says which test runs, and so who started a process."""
+"""Where pytest says which test runs, and so which test started a process."""
 
 _SERVERS: Final = ("redis-server", "valkey-server", "redis-sentinel")
 """Programs that write their title over their environment, so that only their folder tells whose they are."""
@@ -58,9 +58,9 @@ def leftovers(run: str, folders: list[Path]) -> list[Leftover]:
     return found
 
 
-def leftovers_after(run: str, folders: list[Path], patience: float) -> list[Leftover]:
+def leftovers_after(run: str, folders: list[Path], wait: float) -> list[Leftover]:
     """The same, once what is about to end has had some seconds for it."""
-    give_up = time.monotonic() + patience
+    give_up = time.monotonic() + wait
     while (found := leftovers(run, folders)) and time.monotonic() < give_up:
         time.sleep(_PAUSE)
     return found

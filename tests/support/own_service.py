@@ -87,7 +87,7 @@ class OwnService:
         assert len(Job.fetch(job_id, self.connection, serializer=JSONSerializer).results()) == 1
 
     def assert_nothing_is_left(self) -> None:
-        """RQ's books show no job that waits or runs."""
+        """RQ's records show no job that waits or runs."""
         for name in keys.queue_names(keys.DEFAULT_MODEL):
             queue = Queue(name, connection=self.connection, serializer=JSONSerializer)
             for key in (queue.key, queue.intermediate_queue_key, queue.started_job_registry.key):

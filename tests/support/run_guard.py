@@ -1,7 +1,4 @@
-"""A pytest plugin: whatever a run of the tests starts, it ends, and a run that left something running has failed.
-
-It must not know what tests start.
-"""
+"""A pytest plugin: whatever a run of the tests starts, it ends, and a run that left something running has failed."""
 
 from __future__ import annotations
 

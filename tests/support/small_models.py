@@ -1,7 +1,4 @@
-"""Models small enough for tests: random ones that compute, and stubs that answer what they are told.
-
-It must not know what a test is about.
-"""
+"""Models small enough for tests: random ones that compute, and stubs that answer what they are told."""
 
 from __future__ import annotations
 
@@ -71,7 +68,7 @@ def random_model(config: ModelConfig = EIGHT_TO_ONE, *, seed: int = 0) -> MiniLa
 def tokenizer_of(vocab_size: int) -> Tokenizer:
     """A byte-level tokenizer of so many ids, up to 256: one for each of the first bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocab_size]
-    library = Library(models.BPE({letter: place for place, letter in enumerate(letters)}, []))
+    library = Library(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     library.decoder = decoders.ByteLevel()
     return Tokenizer(library)
 
@@ -107,11 +104,11 @@ class Stub:
 
 
 def stub(*logits: list[float], context_length: int = 32) -> MiniLabModel:
-    """A :class:`Stub` for whoever wants a model: the rows of logits of its first step, its second, and so on."""
+    """A :class:`Stub` for a test that wants a model: the rows of logits of its first step, its second, and so on."""
     return cast(MiniLabModel, Stub(*logits, context_length=context_length))
 
 
 def naming(vocab_size: int, *tokens: int, context_length: int = 32) -> MiniLabModel:
     """A stub whose most probable token is each of these in turn."""
-    rows = [[float(place == token) for place in range(vocab_size)] for token in tokens]
+    rows = [[float(index == token) for index in range(vocab_size)] for token in tokens]
     return stub(*rows, context_length=context_length)

@@ -53,10 +53,10 @@ class Terminal:
     def wait_for(self, text: str, limit: float = LIMIT) -> str:
         """Read on until this is shown after what earlier calls waited for; what came before it."""
         give_up = time.monotonic() + limit
-        while (place := self._shown.find(text, self._seen)) < 0:
+        while (position := self._shown.find(text, self._seen)) < 0:
             assert time.monotonic() < give_up, f"{text!r} is not in {self._shown[self._seen :]!r}"
             self._read()
-        came, self._seen = self._shown[self._seen : place], place + len(text)
+        came, self._seen = self._shown[self._seen : position], position + len(text)
         return came
 
     def wait_for_more(self) -> None:

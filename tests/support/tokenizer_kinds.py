@@ -23,7 +23,7 @@ def llama_2() -> Tokenizer:
     merges = [(left, right) for left, right in model["merges"]]
     library = Tokenizer(
         models.BPE(
-            {token: place for place, token in enumerate(tokens)},
+            {token: token_id for token_id, token in enumerate(tokens)},
             merges,
             unk_token="<unk>",
             byte_fallback=True,

@@ -26,20 +26,20 @@ def model_of(shape: str = "8:1", *, packed: bool | None = None, dtype: torch.dty
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReferenceAnswer:
     """The tokens after a prompt, and the logits that each was chosen from."""
 
     tokens: list[int]
     logits: list[Tensor]
 
 
-def alone(request: GenerationRequest, model: MiniLabModel | None = None, *, use_cache: bool = True) -> Answer:
+def alone(request: GenerationRequest, model: MiniLabModel | None = None, *, use_cache: bool = True) -> ReferenceAnswer:
     """The answer of the reference loop."""
     model = model or model_of()
     steps = list(
         generate(model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids, use_cache=use_cache)
     )
-    return Answer([step.token_id for step in steps], [step.logits for step in steps])
+    return ReferenceAnswer([step.token_id for step in steps], [step.logits for step in steps])
 
 
 class Watched:
@@ -71,7 +71,7 @@ class Watched:
                 self._record(outcome)
 
     def run(self) -> Watched:
-        """Step until all have left, and look into the books."""
+        """Step until all have ended, and check that the engine is idle."""
         while self.engine.has_work:
             self.step()
         self.engine.check_idle()
@@ -99,7 +99,7 @@ def _must_not_be_needed(chunk: object) -> list[Any]:
     raise AssertionError("a model that does not raise must read all sequences together")
 
 
-def assert_equal(watched: Watched, name: str, expected: Answer) -> None:
+def assert_equal(watched: Watched, name: str, expected: ReferenceAnswer) -> None:
     """Tokens are the same and logits the same bits."""
     assert watched.tokens[name] == expected.tokens
     pairs = zip(watched.logits[name], expected.logits, strict=True)
@@ -116,7 +116,7 @@ def request_of(
 ) -> GenerationRequest:
     """A request with a prompt of this many ids, different ones for each length."""
     return GenerationRequest(
-        tuple((place * 7 + length) % 60 for place in range(length)), max_new_tokens, settings, stop_ids
+        tuple((index * 7 + length) % 60 for index in range(length)), max_new_tokens, settings, stop_ids
     )
 
 

@@ -53,7 +53,7 @@ class WatchedRedis:
     def __enter__(self) -> Self:
         try:
             self._start_all()
-        except BaseException:  # a test's limit, too: whoever gets no servers cannot end them
+        except BaseException:  # a test's limit, too: a test that gets no servers cannot end them
             self.__exit__()
             raise
         return self

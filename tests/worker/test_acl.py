@@ -89,7 +89,7 @@ def start(urls: Urls, served: ServedModel) -> Iterator[Callable[..., Worker]]:
 
 
 def denials(server: redis.Redis) -> list[tuple[str, str]]:
-    """What was denied to whom since the last look."""
+    """What was denied to which user since the last look."""
     log: Any = server.acl_log()
     server.acl_log_reset()
     return [(entry["username"], entry["object"]) for entry in log]
@@ -284,7 +284,7 @@ def test_the_workers_user_cannot_cancel(urls: Urls) -> None:
 
 
 def dies_with_a_job(urls: Urls, server: redis.Redis, served: ServedModel) -> None:
-    """What stays of a worker that was killed after two tokens."""
+    """What is left of a worker that was killed after two tokens."""
     connection = connect(urls[WORKER])
     store = RqJobStore(connection, keys.queue_names(keys.DEFAULT_MODEL), LEASE, served.card.fingerprint)
     store.open(ignore)
@@ -293,7 +293,7 @@ def dies_with_a_job(urls: Urls, server: redis.Redis, served: ServedModel) -> Non
     publish(connection, [(claim.job.job_id, token) for token in tokens], running_ttl=600)
     store.close()
     requeue_is_due = {claim.job.worker} - store.alive({claim.job.worker})
-    assert requeue_is_due, "its lease is gone, and its job is still started"
+    assert requeue_is_due, "its lease has expired, and its job is still started"
 
 
 def ignore(job_id: str) -> None:

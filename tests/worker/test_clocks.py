@@ -69,7 +69,7 @@ def set_clock(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 @pytest.fixture
 def start(server: redis.Redis, served: ServedModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[StartWorker]:
-    """Start workers in threads, whose steps take some milliseconds and who soon beat; all are stopped at the end."""
+    """Start workers in threads, whose steps take some milliseconds and which soon beat; all are stopped at the end."""
 
     def slow_step(engine: Engine) -> list[Outcome]:
         time.sleep(0.05)
@@ -177,7 +177,7 @@ def test_what_a_client_ends_stays_as_long(server: redis.Redis, set_clock: SetClo
 def test_a_job_waits_as_long_as_it_may_and_no_longer(
     server: redis.Redis, start: StartWorker, set_clock: SetClock
 ) -> None:
-    """By the clock of whoever submits it, of whoever looks at it, and of the worker."""
+    """By the clock of the client that submits it, of the one that looks at it, and of the worker."""
     patient = enqueue(server, LONG, Submission(ttl=600))
     hasty = enqueue(server, LONG, Submission(ttl=1))
     set_clock()
@@ -218,7 +218,7 @@ def is_over(connection: redis.Redis, job_id: str) -> bool:
 def test_a_worker_alone_finds_that_a_job_has_waited_for_too_long(
     server: redis.Redis, start: StartWorker, set_clock: SetClock
 ) -> None:
-    """With no reader about, who would find it, too."""
+    """With no reader about, which would find it, too."""
     late, in_time = (enqueue(server, LONG, Submission(ttl=ttl)) for ttl in (1, 600))
     submitted = server_time(server)
     wait_until(lambda: server_time(server) > submitted + 1)

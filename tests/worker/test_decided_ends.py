@@ -1,6 +1,6 @@
-"""A terminal entry in a job's stream says how it ended, whatever RQ's books say yet: everywhere where a user looks.
+"""A terminal entry in a job's stream says how it ended, whatever RQ's record says yet: everywhere where a user looks.
 
-A worker writes the entry first and the books after it. It may die in between; then they follow after its lease.
+A worker writes the entry first and RQ's record after it. If it is killed in between, that follows after its lease.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ ENDS: Final[list[tuple[EndReason, JobState, int]]] = [
     ("timeout", "failed", 1),
     ("error", "failed", 1),
 ]
-"""How a job ended, the word for its state, and the exit code of whoever reads it."""
+"""How a job ended, the word for its state, and the exit code of its readers."""
 
 every_end = pytest.mark.parametrize(("reason", "state", "code"), ENDS)
 
 
 @pytest.fixture(params=["started", "given back"])
 def ended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
-    """Job x with one token, whose end has been written and not recorded; its worker is gone.
+    """Job x with one token, whose end has been written and not recorded; its worker's lease has expired.
 
-    By RQ's books it is running, or back in its queue, since another worker has found that its holder is dead.
+    By RQ's record it is running, or back in its queue, since another worker has requeued it.
     """
     connection = fake_redis(monkeypatch)
     announce_worker(connection, WORKER, alive=False)
@@ -117,7 +117,7 @@ def test_its_answer_can_be_read_and_asked_for_again(
 @every_end
 def test_a_batch_need_not_wait_for_rqs_books(ended: redis.Redis, reason: EndReason, state: JobState, code: int) -> None:
     close(ended, reason)
-    recorded = "queued" if queued(ended) else state  # whoever put it back there takes it at once
+    recorded = "queued" if queued(ended) else state  # the worker that requeued it claims it at once
 
     assert states_of(ended, ["nope", "x"]) == [None, recorded]
 
@@ -147,7 +147,7 @@ def test_a_job_that_ends_while_it_is_cancelled_is_not_said_to_be_told_to_stop(
     assert told == f"x  was {'queued, now cancelled' if waits else 'started, ended by itself meanwhile: finished'}\n"
 
 
-def test_a_cancel_again_completes_the_books_of_one_whose_canceller_died(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cancel_again_completes_the_record_of_one_whose_canceller_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its end stands in the stream and it in no queue, so no worker will ever record it, nor let its record expire."""
     connection = fake_redis(monkeypatch)
     submit(connection, "x")

@@ -90,7 +90,7 @@ entries = st.lists(
 
 
 def put_record(connection: redis.Redis, job_id: str, payload: bytes, fields: dict[str, bytes]) -> None:
-    """A record of a waiting job as somebody may force it into Redis."""
+    """A record of a waiting job as another program may force it into Redis."""
     good = {"created_at": b"2026-01-01T00:00:00.000000Z", "origin": b"minilab.base", "status": b"queued", "meta": b"{}"}
     record: dict[Any, Any] = {**good, **fields, "data": payload}
     connection.hset(f"rq:job:{job_id}", mapping=record)
@@ -219,11 +219,11 @@ def test_what_clients_may_write_may_be_of_any_kind(server: redis.Redis, worker: 
         lambda key: server.hset(key, "name", "value"),
         lambda key: server.zadd(key, {"member": 1}),
     ]
-    places = {"record": "rq:job:{}".format, "stream": keys.token_stream, "flag": keys.cancel_flag}
+    key_kinds = {"record": "rq:job:{}".format, "stream": keys.token_stream, "flag": keys.cancel_flag}
     for number, make in enumerate(kinds):
-        for place, key_of in places.items():
-            job_id = f"{place}{number}"
-            if place != "record":
+        for kind_of_key, key_of in key_kinds.items():
+            job_id = f"{kind_of_key}{number}"
+            if kind_of_key != "record":
                 put_record(server, job_id, json.dumps([keys.TASK, None, [{"prompt": [5]}], {}]).encode(), {})
             make(key_of(job_id))
             server.rpush(queue.key, job_id)

@@ -1,4 +1,4 @@
-"""What goes wrong with one job ends that job with the reason; its neighbours and its worker go on."""
+"""What goes wrong with one job ends that job with the reason; its neighbours and its worker continue."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def serve(server: redis.Redis) -> Iterator[Serve]:
 
 
 def end_of(connection: redis.Redis, job_id: str) -> EndEvent:
-    """Its terminal entry; not by a reader, who would wait for ever for a worker that is gone."""
+    """Its terminal entry; not by a reader, which would wait for ever for a worker whose lease has expired."""
     wait_until(lambda: stream_length(connection, job_id)[1] is not None)
     _, end = stream_length(connection, job_id)
     assert end is not None

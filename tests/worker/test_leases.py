@@ -1,4 +1,4 @@
-"""Who holds a job and for how long: a live lease keeps it, a lost one lets it go to others soon."""
+"""Which worker holds a job and for how long: a live lease keeps it, a lost one lets it go to others soon."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ LEASE = 30
 """Seconds: no lease runs out in a test of itself."""
 
 SWEPT_WITHIN = 5.0
-"""Seconds in which a job whose holder is gone must have been found: five sweeps, on a machine that may be loaded."""
+"""Seconds in which a job whose lease has expired must be found: five sweeps, on a machine that may be loaded."""
 
 REQUEST = GenerationRequest((5, 6, 7), max_new_tokens=20)
 
@@ -110,7 +110,7 @@ def test_a_job_is_not_taken_from_a_worker_that_renews_its_lease_at_that_moment(
 
 
 def test_a_claim_renews_the_lease_of_a_worker_that_stood_still(server: redis.Redis, make_store: MakeStore) -> None:
-    """Else the jobs that it starts would count as those of a dead one."""
+    """Else the jobs that it starts would count as those of an expired lease."""
     sleeper, other = make_store(), make_store()
     server.delete(keys.worker_lease(sleeper.worker))
 
@@ -122,14 +122,14 @@ def test_a_claim_renews_the_lease_of_a_worker_that_stood_still(server: redis.Red
 
 
 def test_a_job_of_a_dead_worker_is_found_soon_after_its_lease(server: redis.Redis, make_store: MakeStore) -> None:
-    dead, other = make_store(), make_store()
-    claim = claimed(server, dead)
+    expired, other = make_store(), make_store()
+    claim = claimed(server, expired)
     takeover = takeover_by(other)
     takeover.sweep_if_due()
     assert status(server, claim.job.job_id) == "started"
     began = time.monotonic()
 
-    server.delete(keys.worker_lease(dead.worker))
+    server.delete(keys.worker_lease(expired.worker))
     while status(server, claim.job.job_id) != "queued" and time.monotonic() - began < 2 * SWEPT_WITHIN:
         takeover.sweep_if_due()
 

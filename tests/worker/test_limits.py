@@ -48,7 +48,7 @@ def refusal(make: Callable[..., object], *arguments: Any, **named: Any) -> str:
 
 
 def record_with(connection: redis.Redis, job_id: str, **fields: bytes) -> str:
-    """A waiting job in whose record somebody has written."""
+    """A waiting job in whose record another program has written."""
     enqueue(connection, GenerationRequest((5, 6)), Submission(job_id=job_id))
     for name, value in fields.items():
         connection.hset(f"rq:job:{job_id}", name, value)

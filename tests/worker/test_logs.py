@@ -154,11 +154,11 @@ def test_a_worker_without_torch_says_in_its_last_line_what_to_install() -> None:
 
 
 @needs_redis
-def test_a_takeover_names_the_job_and_the_worker_that_is_gone(own_service: OwnService) -> None:
+def test_a_takeover_names_the_job_and_the_worker_whose_lease_expired(own_service: OwnService) -> None:
     first = own_service.fleet.start_and_wait("--log-format", "json")
     job_id = own_service.submit()
     own_service.wait_for_token(job_id, 5)
-    gone = fetch(own_service.connection, job_id).worker_name
+    expired = fetch(own_service.connection, job_id).worker_name
     first.kill()
 
     second = own_service.fleet.start_and_wait("--log-format", "json")
@@ -166,7 +166,7 @@ def test_a_takeover_names_the_job_and_the_worker_that_is_gone(own_service: OwnSe
     wait_until(lambda: "ended, length" in second.said, LEASE + LIMIT)
 
     taken, resumed, _ended = of_job(second.said.splitlines(), job_id)
-    assert (taken["worker"], taken["level"]) == (gone, "warning")
+    assert (taken["worker"], taken["level"]) == (expired, "warning")
     assert resumed["tokens"] >= 5
 
 
@@ -199,8 +199,8 @@ def test_every_line_about_a_job_gives_its_id_as_a_field_too() -> None:
 
 
 def record(message: str, *arguments: object, **named: Any) -> logging.LogRecord:
-    return logging.getLogger("somebody").makeRecord(
-        "somebody", logging.WARNING, "file.py", 1, message, arguments, **({"exc_info": None} | named)
+    return logging.getLogger("another").makeRecord(
+        "another", logging.WARNING, "file.py", 1, message, arguments, **({"exc_info": None} | named)
     )
 
 

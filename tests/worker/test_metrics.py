@@ -1,4 +1,4 @@
-"""What a worker shows to Prometheus agrees with what it did, whoever dies."""
+"""What a worker shows to Prometheus agrees with what it did, whichever process is killed."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def test_a_worker_gives_up_a_redis_that_stays_away_with_one_line(
     assert worker.returncode == 4
     assert "Traceback" not in said
     (error,) = [line for line in said.splitlines() if line.startswith("error: ")]
-    assert "Redis is away" in error
+    assert "Redis is unavailable" in error
 
 
 @pytest.mark.parametrize(

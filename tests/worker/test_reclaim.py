@@ -1,4 +1,4 @@
-"""What a worker makes of strange books and lost answers, in this process: no job is lost, run twice or ended twice."""
+"""What a worker makes of strange records and lost answers, in this process: no job is lost, or run or ended twice."""
 
 from __future__ import annotations
 
@@ -329,7 +329,7 @@ def with_fingerprint(served: ServedModel, fingerprint: str) -> ServedModel:
 
 
 def half_written(connection: redis.Redis, served: ServedModel, start: StartWorker) -> str:
-    """A job that waits to be continued, with the fingerprint of who began it."""
+    """A job that waits to be continued, with the fingerprint of the model that began it."""
     worker = start()
     job_id = enqueue(connection, JOB, Submission())
     wait_until(lambda: stream_length(connection, job_id)[0] > 5)
@@ -395,7 +395,7 @@ def test_a_worker_whose_last_record_meets_no_redis_gives_up_and_does_not_hang(
     worker = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4, lease=LEASE), served)
     monkeypatch.setattr(Completions, "record", lose_connection)
 
-    with pytest.raises(RedisUnavailableError, match="Redis is away"):
+    with pytest.raises(RedisUnavailableError, match="Redis is unavailable"):
         worker.serve()
 
 
@@ -418,7 +418,7 @@ def test_a_key_of_another_type_does_not_end_the_worker(
     assert end.succeeded
 
 
-def test_a_finished_job_that_is_queued_again_without_its_stream_is_let_go(
+def test_a_finished_job_that_is_queued_again_without_its_stream_is_dropped(
     server: redis.Redis, start: StartWorker
 ) -> None:
     job_id = enqueue(server, GenerationRequest((5, 6), 4), Submission())

@@ -90,7 +90,7 @@ def recorded(connection: redis.Redis, job_id: str) -> Job:
 
 
 def assert_timed_out(connection: redis.Redis, job_id: str) -> EndEvent:
-    """In the stream and in RQ's books, and in time."""
+    """In the stream and in RQ's record, and in time."""
     end = end_of(connection, job_id)
     job = recorded(connection, job_id)
     assert (end.reason, end.phase, end.prompt_tokens) == ("timeout", "running", 3)

@@ -1,4 +1,4 @@
-"""Workers that die or sleep, as processes: another one goes on with their jobs, and readers notice a pause at most."""
+"""Workers that are killed or paused, as processes: another continues their jobs, and readers notice a pause at most."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def test_a_killed_worker_starts_again_at_once_on_the_same_host(own_service: OwnS
 def test_a_job_that_was_claimed_and_never_started_goes_back_to_its_queue(own_service: OwnService) -> None:
     job_id = own_service.submit()
     queue = own_service.queue
-    own_service.connection.lmove(queue.key, queue.intermediate_queue_key)  # what a worker does before it dies
+    own_service.connection.lmove(queue.key, queue.intermediate_queue_key)  # what a worker does before it is killed
 
     worker = own_service.fleet.start_and_wait()
     own_service.wait_for_status(job_id, "finished")
@@ -153,7 +153,7 @@ def test_a_job_that_was_claimed_and_never_started_goes_back_to_its_queue(own_ser
 def test_a_job_of_a_dead_ordinary_rq_worker_is_taken_over(own_service: OwnService) -> None:
     job_id = own_service.submit()
     job = fetch(own_service.connection, job_id)
-    with own_service.connection.pipeline() as pipeline:  # what rq.SimpleWorker does before it dies
+    with own_service.connection.pipeline() as pipeline:  # what rq.SimpleWorker does before it is killed
         Execution.create(job, 1, pipeline, worker_name="host.4711")
         job.prepare_for_execution("host.4711", pipeline)
         own_service.queue.remove(job, pipeline=pipeline)
@@ -167,7 +167,7 @@ def test_a_job_of_a_dead_ordinary_rq_worker_is_taken_over(own_service: OwnServic
 
 
 def test_rq_does_not_fail_the_job_of_a_dead_worker_while_no_other_is_up(own_service: OwnService) -> None:
-    """RQ looks for jobs without a heartbeat whenever somebody looks at its registry, ``rq info`` for instance."""
+    """RQ looks for jobs without a heartbeat whenever a program looks at its registry, ``rq info`` for instance."""
     worker = own_service.fleet.start_and_wait()
     job_id = own_service.submit()
     own_service.wait_for_token(job_id, 5)

@@ -1,4 +1,4 @@
-"""The worker on a real server: what a client reads is what the reference generates, and RQ's books agree."""
+"""The worker on a real server: what a client reads is what the reference generates, and RQ's records agree."""
 
 from __future__ import annotations
 

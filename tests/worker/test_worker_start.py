@@ -15,12 +15,12 @@ import pytest
 import redis
 from chaos.server import BINARY, Server
 from minilab_worker import outage
-from minilab_worker.namesakes import check_waiting
+from minilab_worker.model_names import check_waiting
 from support.client_process import environment
 from support.client_program import client
+from support.scripted_server import free_port
 from support.waiting import LIMIT, wait_until
 from support.worker_process import start_of_worker
-from test_connection import free_port
 
 from minilab_gen.errors import CheckpointError, RedisUnavailableError, RequestError
 from minilab_gen.models.checkpoint_folder import check_folder

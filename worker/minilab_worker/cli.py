@@ -1,4 +1,4 @@
-"""``minilab-worker``: serve a checkpoint. It must not know how serving works, only what it is told to serve."""
+"""``minilab-worker``: the command line that serves a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from minilab_gen.protocol.refusals import refusal
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 from minilab_worker.demo import demo
 from minilab_worker.extra import check_extra
-from minilab_worker.namesakes import check_namesakes, check_tokenizer, check_waiting, default_name
+from minilab_worker.model_names import check_announced_model, check_tokenizer, check_waiting, default_name
 from minilab_worker.outage import REDIS_LIMIT, wait_for_writes
 from minilab_worker.redis_command import redis_group
 from minilab_worker.telemetry import logs
@@ -56,34 +56,56 @@ _CONTEXT = {
     type=click.Path(path_type=Path),
     default=BASE_CHECKPOINT,
     envvar="MINILAB_CHECKPOINT",  # MINILAB_MODEL is the name that clients ask for
-    help="Checkpoint folder.",
+    help="Checkpoint folder to serve.",
 )
-@click.option("--name", help="Name under which the model is announced.  [default: that of its folder]")
-@click.option("--max-batch", type=click.IntRange(1, 1024), default=64, help="Jobs that run at a time.")
+@click.option("--name", help="Name of the model for clients.  [default: the folder's name]")
+@click.option(
+    "--max-batch", type=click.IntRange(1, 1024), default=64, help="Maximum number of jobs that run at a time (slots)."
+)
 @click.option(
     "--kv-tokens",
     type=click.IntRange(1),
-    help="Tokens whose keys and values are held at a time, of all jobs together.  [default: what half of memory holds]",
+    help="Maximum number of tokens in the KV cache, of all jobs.  [default: what half of the free memory holds]",
 )
 @click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="What weights are held in."
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="Data type of the weights."
 )
-@click.option("--queue", "queues", multiple=True, help="Queues to serve, first ones first.  [default: the model's own]")
-@click.option("--redis-url", help="Redis to serve from.  [default: a private server of this user]")
-@click.option("--burst", is_flag=True, help="Leave when the queues are empty.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with.  [default: a trial at start]")
-@click.option("--lease", type=click.IntRange(3, 3600), default=15, help="Seconds of silence that mean death.")
-@click.option("--grace", type=click.FloatRange(0, 86400), default=25.0, help="Seconds to finish jobs after SIGTERM.")
 @click.option(
-    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics here; 0 takes a free port."
+    "--queue",
+    "queues",
+    multiple=True,
+    help="Queue to serve; may be repeated, in order of priority.  [default: the model's own]",
 )
-@click.option("--metrics-host", default="127.0.0.1", help="Address of this machine on which to serve them.")
+@click.option("--redis-url", help="URL of the Redis server.  [default: a private server of this user]")
+@click.option("--burst", is_flag=True, help="Exit when the queues are empty.")
+@click.option(
+    "--threads", type=click.IntRange(1, 1024), help="Number of compute threads.  [default: found by a trial at start]"
+)
+@click.option(
+    "--lease", type=click.IntRange(3, 3600), default=15, help="Seconds without renewal after which the lease expires."
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0, 86400),
+    default=25.0,
+    help="Seconds in which running jobs may finish after SIGTERM.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Port for Prometheus metrics; 0 picks a free one.  [default: no metrics]",
+)
+@click.option("--metrics-host", default="127.0.0.1", help="Address to serve metrics on.")
 @lease_file_option()
-@click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="text", help="How log lines look.")
-@click.option("--log-text", is_flag=True, help="Write the text of each answer into the log.")
-@click.option("--verbose", "-v", is_flag=True, help="Say on stderr what becomes of each job.")
-@click.option("--quiet", "-q", is_flag=True, help="Say only what goes wrong.")
-@click.version_option(package_name="minilab-gen", allow_from_autoenv=False)  # MINILAB_VERSION may be another's
+@click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="text", help="Format of log lines.")
+@click.option("--log-text", is_flag=True, help="Log the text of each answer.")
+@click.option("--verbose", "-v", is_flag=True, help="Log each job.")
+@click.option("--quiet", "-q", is_flag=True, help="Log warnings and errors only.")
+@click.version_option(
+    package_name="minilab-gen",
+    allow_from_autoenv=False,  # MINILAB_VERSION may mean something else
+    help="Show the version and exit.",
+)
 @click.pass_context
 def program(
     context: click.Context,
@@ -110,7 +132,7 @@ def program(
 
     Example: minilab-worker --max-batch 32
 
-    Exit codes: 0 done, 1 it failed, 2 bad usage or a folder that cannot be served, 4 no Redis.
+    Exit codes: 0 done, 1 failed, 2 bad usage or a folder that cannot be served, 4 no Redis.
     """
     if context.invoked_subcommand is not None:
         return
@@ -119,7 +141,7 @@ def program(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is loaded, which is next
     name = keys.check_model_name(name or default_name(model))
-    write_name(lease_file, "")  # whoever asks shall not be told of a predecessor, whose lease may outlive it
+    write_name(lease_file, "")  # a health check must not find a predecessor, whose lease may outlive it
     with ExitStack() as stack:
         server = None
         if metrics_port is not None:
@@ -139,7 +161,7 @@ def program(
         _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.verdict, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
         with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
-            check_namesakes(connection, served.card)
+            check_announced_model(connection, served.card)
         worker = Worker(settings, served)
         write_name(lease_file, worker.name)
         if server is not None:

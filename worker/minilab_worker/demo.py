@@ -1,6 +1,6 @@
 """``minilab-worker demo``: a worker, a job, its tokens as they come; then everything is stopped.
 
-It must not know any detail of serving: it uses what users use.
+It uses what users use.
 """
 
 from __future__ import annotations

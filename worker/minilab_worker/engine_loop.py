@@ -36,7 +36,7 @@ class Add:
 
 @dataclass(frozen=True, slots=True)
 class Cancel:
-    """Cancel a job at the next step; an unknown id is no matter."""
+    """Cancel a job at the next step; an unknown id is ignored."""
 
     job_id: str
 
@@ -162,7 +162,7 @@ class EngineLoop:
         earlier = self._serving.get(run.job_id)
         if earlier is not None:
             self._drop([earlier])
-        if run.end is None and self._engine.end(run.job_id, "cancelled"):  # it leaves at the next step
+        if run.end is None and self._engine.end(run.job_id, "cancelled"):  # it ends at the next step
             self._arrived.insert(0, run)
             return
         self._serving[run.job_id] = run

@@ -1,4 +1,4 @@
-"""How long a worker bears it that Redis does not do what it is asked."""
+"""How long a worker waits for a Redis that is unavailable or refuses writes."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class RedisOutage(Outage):
         """An attempt succeeded: Redis is back, or was never unavailable."""
         lasted = self.succeeded()
         if lasted is not None:
-            _log.warning("Redis is back after %.1f s, %s go on", lasted, self.what_waits)
+            _log.warning("Redis is back after %.1f s, %s continue", lasted, self.what_waits)
 
 
 def wait_for_writes(connection: redis.Redis) -> None:
@@ -80,4 +80,4 @@ def _reason(error: redis.RedisError) -> str:
 def _behaviour(error: redis.RedisError) -> str:
     """In words; full memory, a read-only replica and a server that loads are no lost connection."""
     away = isinstance(error, redis.ConnectionError | redis.TimeoutError | redis.WatchError)
-    return "is away" if away else "refuses what is asked"
+    return "is unavailable" if away else "refuses what is asked"

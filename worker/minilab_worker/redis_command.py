@@ -1,7 +1,4 @@
-"""The commands ``minilab-worker redis start | stop | status``, for the private server of this user.
-
-It must not know about models, jobs or workers.
-"""
+"""The commands ``minilab-worker redis start | stop | status``, for the private server of this user."""
 
 from __future__ import annotations
 

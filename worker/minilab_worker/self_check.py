@@ -1,4 +1,4 @@
-"""Whether this machine keeps the exactness contract: the worker asks before it serves. It must not know about Redis.
+"""Whether this machine keeps the exactness contract: the worker asks before it serves.
 
 The engine runs random sequences in the batches that the worker will use, with prompts read in chunks and neighbours
 that come and go, and every row of logits must equal that of the reference, which reads each sequence whole. The time

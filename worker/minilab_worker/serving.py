@@ -1,4 +1,4 @@
-"""The model that a worker serves: loaded once, checked, described on a card. It must not know about jobs."""
+"""The model that a worker serves: loaded once, checked, described on a card."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ class Takeover:
         for job in reversed(jobs):
             if not any(self._store.requeue(job, if_expired=False) for _ in range(_ATTEMPTS)):
                 continue  # another worker finds it once the lease has expired
-            _log.debug("%s: not finished, queued again", job.job_id, extra={"job_id": job.job_id})
+            _log.debug("%s: not finished, requeued", job.job_id, extra={"job_id": job.job_id})
 
     def _sweep_started(self, seen: set[Hashable]) -> None:
         started = self._store.started()
@@ -68,7 +68,9 @@ class Takeover:
                 self._counters.taken_over += 1
                 worker = job.worker or "(unnamed)"
                 extra = {"job_id": job.job_id, "worker": worker}
-                _log.warning("%s: its worker %s is gone, the job goes on", job.job_id, worker, extra=extra)
+                _log.warning(
+                    "%s: the lease of its worker %s has expired, the job is requeued", job.job_id, worker, extra=extra
+                )
 
     def _sweep_own(self, job: StartedJob, seen: set[Hashable]) -> None:
         """A job of ours that we know nothing of: its start was not answered, or Redis forgot its end."""
@@ -78,14 +80,14 @@ class Takeover:
         if self._is_old(job.execution_id, _UNKNOWN_FOR):
             self._store.requeue(job, if_expired=False)
             extra = {"job_id": job.job_id}
-            _log.warning("%s: started and not known here, the job is queued again", job.job_id, extra=extra)
+            _log.warning("%s: started and unknown to this worker, the job is requeued", job.job_id, extra=extra)
 
     def _sweep_unstarted(self, seen: set[Hashable]) -> None:
         for job in self._store.unstarted():
             seen.add(job.job_id)
             if self._is_old(job.job_id, self._lease) and self._store.requeue_unstarted(job):
                 extra = {"job_id": job.job_id}
-                _log.warning("%s: claimed and never started, the job is queued again", job.job_id, extra=extra)
+                _log.warning("%s: claimed and never started, the job is requeued", job.job_id, extra=extra)
 
     def _is_old(self, what: Hashable, seconds: float) -> bool:
         now = time.monotonic()

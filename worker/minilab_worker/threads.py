@@ -1,4 +1,4 @@
-"""How many threads a worker computes with where nobody says it: as many as it gains from. It must not know about jobs.
+"""How many threads a worker computes with where no option says it: as many as it gains from.
 
 More threads than processors wait for each other at every operation, and on a machine that others use, too, already two
 can be slower than one. So a few steps are timed.

@@ -56,7 +56,7 @@ in RQ's registries."""
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """What a worker speaks to."""
+    """The store, streams and connection of a worker."""
 
     connection: redis.Redis
     """For the model's card and for reports."""
@@ -69,7 +69,7 @@ MakeEngine = Callable[[ServedModel, int, Counters], Engine]
 
 @dataclass(frozen=True, slots=True)
 class WorkerSettings:
-    """What a worker is told when it starts."""
+    """A worker's settings."""
 
     queues: tuple[str, ...]
     max_batch: int
@@ -77,10 +77,11 @@ class WorkerSettings:
     burst: bool = False
     """Exit when the queues are empty."""
     threads: int | None = None
+    """How many compute; without a number, as many as the model was checked with."""
     lease: int = 15
     """Seconds after its last heartbeat at which a worker's lease expires."""
     grace: float = 25.0
-    """Seconds that running jobs get to end when the worker is told to stop; then they are requeued."""
+    """Seconds that running jobs get to end when the worker drains; then they are requeued."""
     log_text: bool = False
     """Write the answers of ended jobs into the log."""
 
@@ -100,7 +101,7 @@ def redis_ports(settings: WorkerSettings, served: ServedModel) -> Ports:
 
 
 class Worker:
-    """Serves one model from its queues until it is told to stop."""
+    """Serves one model from its queues until it is asked to stop."""
 
     def __init__(
         self,
@@ -115,7 +116,8 @@ class Worker:
         self.counters = Counters()
         self._jobs = JobTable(settings.max_batch, self)
         self._engine = make_engine(served, settings.max_batch, self.counters)
-        self._loop = EngineLoop(self._engine, ports.streams, self._store, self._jobs, self.counters, settings.threads)
+        threads = settings.threads or served.threads
+        self._loop = EngineLoop(self._engine, ports.streams, self._store, self._jobs, self.counters, threads)
         self._takeover = Takeover(self._store, self._jobs, settings.lease, self.counters)
         self._recorder = Recorder(self._store, self._jobs)
         self._reporter = Reporter(self._connection, self.name, served.card, settings.max_batch)
@@ -150,7 +152,7 @@ class Worker:
         return self.counters.recorded
 
     def serve(self) -> None:
-        """Run jobs until told to stop or, in burst mode, until none is left. Raises what ended a thread."""
+        """Run jobs until asked to stop or, in burst mode, until none is left. Raises what ended a thread."""
         self._insist(lambda: self._store.open(self.cancel))
         self._insist(self._warn_of_the_server)
         self._loop.start()
@@ -179,7 +181,7 @@ class Worker:
         self._must_stop = True
 
     def cancel(self, job_id: str) -> None:
-        """Cancel a job at the engine's next step; an id that does not run here is no matter."""
+        """Cancel a job at the engine's next step; the id of a job that does not run here is ignored."""
         self._loop.tell(Cancel(job_id))
 
     def recheck_ownership(self) -> None:

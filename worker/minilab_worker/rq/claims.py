@@ -35,8 +35,8 @@ _log = logging.getLogger(__name__)
 HEARTBEAT_TTL: Final = keys.RETENTION
 """Seconds that RQ believes in an execution without a heartbeat. RQ fails a job whose execution is older as soon as any
 process looks at its registry, ``rq info`` for instance. Ours must outlive their workers until another one comes: a
-lease, where one is up, and a night, where none is. Whether a worker lives is told by its lease, so nothing waits for
-this."""
+lease, where one is up, and a night, where none is. Whether a worker is alive is decided by its lease, so nothing waits
+for this."""
 
 CLAIM_AT_ONCE: Final = 16
 """Jobs in one claim: enough to fill a worker in a few round trips, few enough not to delay their first tokens."""
@@ -223,7 +223,7 @@ class Claims:
         """It stays in the intermediate queue until it counts as never started."""
         job_id, begun_by = obstacle.job_id, obstacle.begun_by
         extra = {"job_id": job_id, "fingerprint": begun_by}
-        _log.warning("%s: left to a worker of the model %s, which began it", job_id, begun_by, extra=extra)
+        _log.warning("%s: left to a worker of the model %s, which started it", job_id, begun_by, extra=extra)
         if obstacle.left_at is None:
             self._connection.hsetnx(Job.key_for(job_id), keys.LEFT_FIELD, str(obstacle.found_at))
 

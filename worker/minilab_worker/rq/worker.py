@@ -30,7 +30,7 @@ _COMMANDS_PAUSE: Final = 0.5
 
 
 class RqWorker(BaseWorker):
-    """An RQ worker that has several executions at a time; which they are, it need not know."""
+    """An RQ worker that has several executions at a time; the caller keeps track of them."""
 
     death_penalty_class = TimerDeathPenalty  # callbacks run in a thread, where RQ's SIGALRM cannot
     on_stop: Callable[[str], None]
@@ -93,5 +93,5 @@ class RqWorker(BaseWorker):
 
     def _pubsub_exception_handler(self, exc: Exception, pubsub: Any, pubsub_thread: Any) -> None:
         """Go on listening: RQ's own handler ends the thread at a command that it cannot read."""
-        _log.debug("commands are not heard for a moment: %r", exc)
+        _log.debug("RQ's commands are not received for a moment: %r", exc)
         time.sleep(_COMMANDS_PAUSE)

@@ -1,7 +1,7 @@
 """What a worker has counted and timed since it started, for whatever reads or exports it.
 
 Every number has one thread that writes it, named beside it; others read it as it stands, without a lock. So to count
-costs a token a fraction of a microsecond, whether or not anybody asks.
+costs a token a fraction of a microsecond, whether or not it is scraped.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def lease_file_option(*, required: bool = False) -> Callable[..., Any]:
         envvar="MINILAB_LEASE_FILE",
         show_envvar=True,
         required=required,
-        help="File in which `minilab-worker health` finds the worker's name.",
+        help="File that holds the worker's name, for `minilab-worker health`.",
     )
 
 
@@ -42,13 +42,11 @@ def write_name(lease_file: Path | None, worker: str) -> None:
 
 @click.command()
 @lease_file_option(required=True)
-@click.option(
-    "--redis-url", envvar="MINILAB_REDIS_URL", show_envvar=True, help="The Redis that the worker serves from."
-)
+@click.option("--redis-url", envvar="MINILAB_REDIS_URL", show_envvar=True, help="URL of the worker's Redis server.")
 def health(lease_file: Path, redis_url: str | None) -> None:
-    """Say whether the worker with this lease file serves.
+    """Check that the worker with this lease file holds its lease.
 
-    Exit codes: 0 it holds its lease, 1 it does not or there is none, 4 no Redis.
+    Exit codes: 0 it does, 1 it does not or there is none, 4 no Redis.
     """
     try:
         worker = lease_file.read_text(encoding="utf-8")
@@ -58,5 +56,5 @@ def health(lease_file: Path, redis_url: str | None) -> None:
         raise MiniLabError(f"no worker serves here yet: {lease_file} is empty")
     with closing(connect(redis_url)) as connection:
         if not connection.exists(keys.worker_lease(worker)):
-            raise MiniLabError(f"{worker} holds no lease: it has ended or stands still")
+            raise MiniLabError(f"{worker} holds no lease: it has exited or is stalled")
     click.echo(f"{worker} holds its lease")

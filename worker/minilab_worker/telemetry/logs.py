@@ -1,7 +1,7 @@
 """How the lines of the log look and which are written; configured once, by the program.
 
 What a line gives as ``extra`` is a field of its own in JSON, above all ``job_id``. One event is one line: control
-characters in a message are escaped, so that nobody can forge a line with a job of his.
+characters in a message are escaped, so that no job can forge a line.
 """
 
 from __future__ import annotations

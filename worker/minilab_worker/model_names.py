@@ -1,4 +1,4 @@
-"""What a model is called, and whether others are called the same. It must not know jobs or the engine."""
+"""The name of a model, and checks that no other model has it."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def default_name(folder: Path) -> str:
 
     A folder that is called as on the Hub, such as ``Llama-3.2-1B``, keeps its name, so that clients can ask for it.
     """
-    place = folder.resolve()
-    if place == BASE_CHECKPOINT.resolve():
+    path = folder.resolve()
+    if path == BASE_CHECKPOINT.resolve():
         return keys.DEFAULT_MODEL
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", place.name)[:_LONGEST_NAME].strip("-.")
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.name)[:_LONGEST_NAME].strip("-.")
     name = re.sub(rf"\.({'|'.join(keys.PRIORITIES)})$", r"-\1", name)  # which a name must not end with
     if not name:
-        raise RequestError(f"the folder {place} gives no name to announce its model under; choose one with --name")
+        raise RequestError(f"the folder {path} gives no name for its model; choose one with --name")
     return name
 
 
@@ -51,8 +51,8 @@ def check_waiting(connection: redis.Redis, queues: Iterable[str], tokenizer: Tok
         if waiting and _last_tokenizer(connection, model) not in (None, digest(tokenizer.to_json())):
             raise RequestError(
                 f"{_jobs(waiting)} for {model} and {'was' if waiting == 1 else 'were'} made for a model with another "
-                "tokenizer, so that the ids mean another text here; serve that model's folder, or give this one a "
-                f"--name of its own, or cancel them: minilab-client cancel --all-queued --model {model}"
+                "tokenizer, so that the ids mean another text here; serve that model's folder, or give this one "
+                f"another --name, or cancel them: minilab-client cancel --all-queued --model {model}"
             )
         for queue in keys.queue_names(model):
             if foreign := jobs_beyond(connection, queue, tokenizer.vocab_size):
@@ -87,7 +87,7 @@ def check_tokenizer(connection: redis.Redis, name: str, tokenizer: str) -> None:
     if other is not None and other.tokenizer != tokenizer:
         raise RequestError(
             f"a live worker serves another model as {name}, with another tokenizer; "
-            "give this one a --name of its own, or stop that one first"
+            "give this one another --name, or stop that worker first"
         )
 
 
@@ -99,7 +99,7 @@ def _live_card(connection: redis.Redis, name: str) -> ModelCard | None:
     return card if card is not None and workers_alive(connection, keys.queue_name(name)) else None
 
 
-def check_namesakes(connection: redis.Redis, card: ModelCard) -> None:
+def check_announced_model(connection: redis.Redis, card: ModelCard) -> None:
     """See that no live worker serves another model under this name. Raises RequestError for another tokenizer.
 
     Other weights are only warned of, since a fleet that is upgraded has both for a while, and machines that round
@@ -110,8 +110,8 @@ def check_namesakes(connection: redis.Redis, card: ModelCard) -> None:
     if other is None or other.fingerprint == card.fingerprint:
         return
     _log.warning(
-        "a live worker serves %s with other weights or other rounding, the fingerprint there is %s and here %s: "
-        "which of them answers a job is chance, and neither goes on with what the other began",
+        "a live worker serves %s with other weights or rounding, its fingerprint is %s, the one here is %s: "
+        "either may answer a job, and neither continues the other's output",
         card.name,
         other.fingerprint,
         card.fingerprint,
