@@ -135,6 +135,7 @@ def measure_depth(connection: redis.Redis, store: RqJobStore, waiting: int, queu
         start = time.perf_counter()
         claim = claim_one(store)
         claims.append(time.perf_counter() - start)
+        publish(connection, [(claim.job.job_id, EndEvent("error", 0, PROMPT_TOKENS))], running_ttl=keys.RETENTION)
         store.finish([Completion(claim.job, failure="measured")])
     rate = round(grown / seconds, 1) if grown else None
     return Depth(queued, rate, memory, Percentiles.of(claims), Percentiles.of(looks))

@@ -22,8 +22,8 @@ class Rotary(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self._half = config.head_dim // 2
-        # In float32 as in other libraries, since models were trained with these roundings: far into a long context they add
-        # up. Cosine and sine are not, so that they are the same whichever thread of however many computes them.
+        # In float32 as in other libraries, since models were trained with these roundings: far into a long context they
+        # add up. Cosine and sine are not, so that they are the same whichever thread of however many computes them.
         exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
         frequencies = 1.0 / config.rope_theta**exponents  # (half,)
         if config.rope_scaling is not None:

@@ -12,7 +12,7 @@ from typing import Final
 import redis
 from minilab_worker.job_store import Claim, Completion, QueuedJob, Renewal, StartedJob
 
-from minilab_gen.protocol.events import Event
+from minilab_gen.protocol.events import EndEvent, Event
 from minilab_gen.request import GenerationRequest
 
 QUEUE: Final = "the-queue"
@@ -35,6 +35,11 @@ class MemoryQueue:
         """Queue a job; ``details`` are fields of the claim to come."""
         job = StartedJob(job_id, "", QUEUE, "", job_id)
         self.queued.append(replace(Claim(job, request), **details))  # type: ignore[arg-type]
+
+    def is_published(self, job_id: str) -> bool:
+        """Whether a job's stream has its terminal entry."""
+        stream = self.streams.get(job_id, [])
+        return bool(stream) and isinstance(stream[-1], EndEvent)
 
     def new_execution(self) -> str:
         self._executions += 1
@@ -81,14 +86,18 @@ class MemoryJobStore:
         self._check()
         return {job.execution_id for job in jobs if job.execution_id in self._queue.started}
 
-    def finish(self, completions: Sequence[Completion]) -> None:
+    def finish(self, completions: Sequence[Completion]) -> set[str]:
         self._check()
         self.finishes += 1
         with self._queue.lock:
-            for completion in completions:
-                if self._queue.started.pop(completion.job.execution_id, None) is not None:
+            owned = [each for each in completions if each.job.execution_id in self._queue.started]
+            unpublished = {each.job.execution_id for each in owned if not self._queue.is_published(each.job.job_id)}
+            for completion in owned:
+                if completion.job.execution_id not in unpublished:
                     assert completion.job.job_id not in self._queue.ended, "a job ends once"
+                    del self._queue.started[completion.job.execution_id]
                     self._queue.ended[completion.job.job_id] = completion
+        return unpublished
 
     def survived(self, jobs: Sequence[StartedJob]) -> None:
         self._check()

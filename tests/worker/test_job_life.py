@@ -420,10 +420,53 @@ def losing_the_first_answer() -> Iterator[None]:
     """The first end is recorded, and the worker is not told."""
     whole = MemoryJobStore.finish
 
-    def finish(self: MemoryJobStore, completions: list[Completion]) -> None:
-        whole(self, completions)
+    def finish(self: MemoryJobStore, completions: list[Completion]) -> set[str]:
+        unpublished = whole(self, completions)
         if self.finishes == 1:
             raise redis.ConnectionError("the answer got lost")
+        return unpublished
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MemoryJobStore, "finish", finish)
+        yield
+
+
+def test_an_end_that_a_failover_lost_is_published_again_before_it_is_recorded(service: Service) -> None:
+    with losing_the_tail_before_the_first_finish(service):
+        service.queue.submit("job", REQUEST)
+        worker, store, _ = service.start()
+        wait_until(lambda: worker.used == 0 and worker.done == 1)
+
+    service.assert_answered("job")
+    assert store.finishes == 2
+    assert worker.counters.ended["length"] == 1
+
+
+def test_a_job_whose_end_was_lost_as_its_worker_exits_is_requeued(service: Service) -> None:
+    with losing_the_tail_before_the_first_finish(service):
+        service.queue.submit("job", REQUEST)
+        worker, store, _ = service.start()
+        wait_until(lambda: service.tokens("job") > 2)
+        with store.away():
+            wait_until(lambda: service.queue.is_published("job"))
+            worker.stop()
+            wait_until(lambda: not worker.is_serving)
+        wait_until(lambda: worker.used == 0)
+
+    assert [claim.job.job_id for claim in service.queue.queued] == ["job"]
+    assert (worker.done, service.queue.ended) == (0, {})
+
+
+@contextmanager
+def losing_the_tail_before_the_first_finish(service: Service) -> Iterator[None]:
+    """As when another master takes over that has not seen the last entries."""
+    whole = MemoryJobStore.finish
+
+    def finish(self: MemoryJobStore, completions: list[Completion]) -> set[str]:
+        if not self.finishes:
+            for completion in completions:
+                del service.queue.streams[completion.job.job_id][3:]
+        return whole(self, completions)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(MemoryJobStore, "finish", finish)

@@ -25,6 +25,8 @@ from rq.worker import WorkerStatus
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
+from minilab_gen.protocol.events import EndEvent, TokenEvent
+from minilab_gen.protocol.streams import publish
 from minilab_gen.request import GenerationRequest
 
 QUEUE: Final = keys.queue_name(keys.DEFAULT_MODEL)
@@ -213,8 +215,27 @@ def age(server: redis.Redis, execution_id: str) -> None:
 def written_by_us(server: redis.Redis, store: RqJobStore, completion: dict[str, Any] | None) -> Dump:
     (claim,) = store.claim(1, 0)
     if completion is not None:
-        store.finish([Completion(claim.job, **completion)])
+        publish_end(server)
+        assert store.finish([Completion(claim.job, **completion)]) == set()
     return dump(server, {store.worker: "ww", claim.job.execution_id: "ee"})
+
+
+def publish_end(server: redis.Redis) -> None:
+    publish(server, [(JOB_ID, EndEvent("length", 0, 2))], running_ttl=60)
+
+
+@pytest.mark.parametrize("entries", [0, 1])
+def test_nothing_is_recorded_of_a_job_whose_stream_lacks_its_end(
+    server: redis.Redis, store: RqJobStore, entries: int
+) -> None:
+    """It may have been confirmed by a server that is no longer the master."""
+    (claim,) = store.claim(1, 0)
+    publish(server, [(JOB_ID, TokenEvent(1, 7, "a"))][:entries], running_ttl=60)
+    before = dump(server, {})
+
+    assert store.finish([Completion(claim.job, result=RESULT)]) == {claim.job.execution_id}
+
+    assert dump(server, {}) == before
 
 
 def written_by_rq(server: redis.Redis, completion: dict[str, Any] | None) -> Dump:
@@ -243,6 +264,7 @@ def test_every_key_and_field_is_what_rq_writes(
 
 def test_a_recorded_result_can_be_read_by_rq(server: redis.Redis, store: RqJobStore) -> None:
     (claim,) = store.claim(1, 0)
+    publish_end(server)
 
     store.finish([Completion(claim.job, result=RESULT)])
 

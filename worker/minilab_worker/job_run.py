@@ -41,12 +41,13 @@ TRANSITIONS: Final[Mapping[JobState, frozenset[JobState]]] = {
     JobState.CLAIMED: frozenset({JobState.RUNNING, JobState.ENDED, JobState.LOST, JobState.RETURNED}),
     JobState.RUNNING: frozenset({JobState.ENDED, JobState.LOST, JobState.RETURNED}),
     JobState.ENDED: frozenset({JobState.PUBLISHED, JobState.LOST, JobState.RETURNED}),
-    JobState.PUBLISHED: frozenset({JobState.RECORDED}),
+    JobState.PUBLISHED: frozenset({JobState.RECORDED, JobState.ENDED}),
     JobState.RECORDED: frozenset(),
     JobState.LOST: frozenset(),
     JobState.RETURNED: frozenset(),
 }
-"""The states that may follow each state; a state that none follows holds no slot."""
+"""The states that may follow each state; a state that none follows holds no slot. A published job has only
+ended again where Redis has lost its terminal entry."""
 
 
 class JobRun:
@@ -66,6 +67,8 @@ class JobRun:
         self.began = time.monotonic()
         self.submitted = _on_our_clock(claim.submitted_at)
         """On the same clock; None where it was not noted."""
+        self.is_sent_again = False
+        """Whether its end was published before and Redis has lost it."""
         self.last_token: float | None = None
         """When this worker chose one for it last."""
         self.stream_key, self.cancel_key = keys.token_stream(self.job_id), keys.cancel_flag(self.job_id)
@@ -125,6 +128,11 @@ class JobRun:
         if self.end is not None and self.state is not JobState.ENDED:
             self.enter(JobState.ENDED)
 
+    def send_again(self) -> None:
+        """Send every event once more: Redis has lost some of those that it had confirmed."""
+        self.sent = self.confirmed = 0
+        self.is_sent_again = True
+
     def completion(self) -> Completion:
         """What the store is to record."""
         end = self.end
@@ -140,7 +148,7 @@ class JobObserver(Protocol):
     """Is told what becomes of jobs, in the thread in which it happens."""
 
     def on_moved(self, runs: Sequence[JobRun], state: JobState) -> None:
-        """These jobs have just entered this state: PUBLISHED, RECORDED, LOST or RETURNED."""
+        """These jobs have just entered this state: PUBLISHED, ENDED once more, RECORDED, LOST or RETURNED."""
         ...
 
 
@@ -168,6 +176,12 @@ class JobTable:
         """The jobs whose lease and heartbeats this worker renews."""
         with self._changed:
             return [run.job for run in self._runs.values()]
+
+    @property
+    def ended(self) -> list[JobRun]:
+        """The jobs whose end is still to be published."""
+        with self._changed:
+            return [run for run in self._runs.values() if run.state is JobState.ENDED]
 
     def holds(self, execution_id: str) -> bool:
         with self._changed:

@@ -117,8 +117,12 @@ class JobStore(Protocol):
         """The execution ids of those jobs that no other worker has taken over."""
         ...
 
-    def finish(self, completions: Sequence[Completion]) -> None:
-        """Record how jobs ended. Those that another worker has taken over are left to it."""
+    def finish(self, completions: Sequence[Completion]) -> set[str]:
+        """Record how jobs ended. Those that another worker has taken over are left to it.
+
+        Gives the execution ids of jobs whose stream lacks its terminal entry, for example since a failover lost it.
+        They are not recorded, since a job is never seen as finished without its end.
+        """
         ...
 
     def survived(self, jobs: Sequence[StartedJob]) -> None:

@@ -53,8 +53,10 @@ class Recorder:
     def _main(self) -> None:
         try:
             while runs := self._next_ones():
-                if self._record_all(runs):
-                    self._jobs.move(runs, JobState.RECORDED)
+                unpublished = self._record_all(runs)
+                if unpublished is not None:
+                    self._jobs.move([run for run in runs if run not in unpublished], JobState.RECORDED)
+                    self._jobs.move(unpublished, JobState.ENDED)
         except BaseException as error:  # noqa: BLE001 - serve() raises it in the main thread
             self.failure = error
 
@@ -71,28 +73,28 @@ class Recorder:
             self._published.put(None)  # to be found next time
         return runs
 
-    def _record_all(self, runs: list[JobRun]) -> bool:
-        """Record ends, through outages; False where the recorder is closed in one."""
+    def _record_all(self, runs: list[JobRun]) -> list[JobRun] | None:
+        """Record ends, through outages; gives those to publish once more, None where the recorder is closed in one."""
         while True:
             try:
-                self._record(runs)
+                unpublished = self._record(runs)
             except redis.RedisError as error:
                 if self._is_closing:
-                    return False  # the lease expires, and another worker finds these ends in the streams
+                    return None  # the lease expires, and another worker finds these ends in the streams
                 time.sleep(self.outage.pause_after(error))
             else:
                 self.outage.is_over()
-                return True
+                return unpublished
 
-    def _record(self, runs: list[JobRun]) -> None:
+    def _record(self, runs: list[JobRun]) -> list[JobRun]:
         try:
-            self._store.finish([run.completion() for run in runs])
+            unpublished = self._store.finish([run.completion() for run in runs])
         except redis.RedisError:
             raise
         except Exception:  # noqa: BLE001 - whatever RQ makes of a strange job must not end the others
             if len(runs) > 1:  # find the one that cannot be recorded
-                for run in runs:
-                    self._record([run])
-                return
+                return [again for run in runs for again in self._record([run])]
             job_id = runs[0].job_id
             _log.exception("%s: RQ cannot record the end", job_id, extra={"job_id": job_id})
+            return []
+        return [run for run in runs if run.job.execution_id in unpublished]

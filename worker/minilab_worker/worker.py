@@ -196,9 +196,14 @@ class Worker:
     def on_moved(self, runs: Sequence[JobRun], state: JobState) -> None:
         """What follows when jobs enter a state, in the thread in which they do."""
         if state is JobState.PUBLISHED:
-            self.counters.count_ends(runs)
-            self._journal.ended(runs)
+            first = [run for run in runs if not run.is_sent_again]
+            self.counters.count_ends(first)
+            self._journal.ended(first)
             self._recorder.add(runs)
+        elif state is JobState.ENDED:
+            for run in runs:
+                run.send_again()
+                self._loop.tell(Add(run))
         elif state is JobState.RECORDED:
             self.counters.recorded += len(runs)
         elif state is JobState.LOST:
@@ -294,6 +299,7 @@ class Worker:
                 self._loop.tell(Return(hurry=self._must_hurry))
             self._loop.wait(_SHORT_PAUSE)
         while self._loop.failure is None and self._recorder.is_alive and self._jobs.used:
+            self._jobs.move(self._jobs.ended, JobState.RETURNED)  # no thread publishes any more
             self._through_outages(self._renew_if_due)
             self._jobs.wait(_SHORT_PAUSE)
         if self._returned:

@@ -32,13 +32,17 @@ class Completions:
         self._worker, self._connection = worker, worker.connection
         self._script = worker.connection.register_script(FINISH)
 
-    def record(self, completions: Sequence[Completion]) -> None:
-        """Write how jobs ended. One that is no longer the worker's own is left to the worker that has it.
+    def record(self, completions: Sequence[Completion]) -> set[str]:
+        """Write how jobs ended; gives the execution ids of those whose stream lacks its end: they stay as they are.
 
-        To record a job twice changes nothing, so this may be called again where its answer was lost.
+        One that is no longer the worker's own is left to the worker that has it. To record a job twice changes nothing,
+        so this may be called again where its answer was lost.
         """
-        for completion, answer in zip(completions, self._run(completions), strict=True):
+        answers = self._run(completions)
+        for completion, answer in zip(completions, answers, strict=True):
             self._follow_up(completion, answer)
+        ended = zip(completions, answers, strict=True)
+        return {completion.job.execution_id for completion, answer in ended if answer == b"unpublished"}
 
     def _run(self, completions: Sequence[Completion], *, alone: bool = False) -> list[Any]:
         if not completions:

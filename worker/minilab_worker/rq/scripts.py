@@ -8,7 +8,18 @@ from __future__ import annotations
 
 from typing import Final
 
-CLAIM: Final = """
+_HAS_END: Final = """
+local function has_end(entry)
+  for i = 1, #entry[2], 2 do
+    if entry[2][i] == 'end' then return true end
+  end
+  return false
+end
+"""
+
+CLAIM: Final = (
+    _HAS_END
+    + """
 local worker, lease_seconds, fingerprint, ttl = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 local started_at, created_at, serial, limit = ARGV[5], ARGV[6], ARGV[7], tonumber(ARGV[8])
 local time = redis.call('TIME')
@@ -24,11 +35,7 @@ end
 
 local function is_half_written(id)
   local last = redis.pcall('XREVRANGE', 'minilab:tokens:' .. id, '+', '-', 'COUNT', 1)
-  if last.err or not last[1] then return false end
-  for i = 1, #last[1][2], 2 do
-    if last[1][2][i] == 'end' then return false end
-  end
-  return true
+  return not last.err and last[1] ~= nil and not has_end(last[1])
 end
 
 local function obstacle(id, intermediate, wip, may_continue_another)
@@ -100,6 +107,7 @@ if starts > 0 then
 end
 return found
 """
+)
 """Take jobs from their queues and start them; answers for each what stood in the way, or ``started`` and what is known,
 with the time by the server's clock.
 
@@ -111,7 +119,9 @@ started jobs. ARGV: worker, seconds of its lease, fingerprint, seconds of an exe
 records and in executions, 24 digits that no other call has, limit; then for each job that is in an intermediate queue
 already: its id, the number of its queue, 1 where it may continue another model's output."""
 
-FINISH: Final = """
+FINISH: Final = (
+    _HAS_END
+    + """
 local worker, retention, ended_at, ended = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local now = tonumber(redis.call('TIME')[1])
 local answers, word = {}, 4
@@ -128,6 +138,11 @@ local function has_more_to_do(record, outcome)
   local field = outcome == 'finished' and 'repeats_left' or outcome == 'failed' and 'retries_left'
   local left = field and redis.call('HGET', record, field)
   return left and (tonumber(left) or 0) > 0
+end
+
+local function is_published(id)
+  local last = redis.pcall('XREVRANGE', 'minilab:tokens:' .. id, '+', '-', 'COUNT', 1)
+  return last.err or last[1] and has_end(last[1])
 end
 
 local function keep_result(id, kind, name, value, execution, created)
@@ -158,6 +173,7 @@ end
 local function finish(id, queue, execution, created, seconds, outcome, value, alone)
   local record, executions, member = 'rq:job:' .. id, 'rq:executions:' .. id, id .. ':' .. execution
   if type(redis.pcall('ZSCORE', executions, execution)) ~= 'string' then return 'lost' end
+  if not is_published(id) then return 'unpublished' end
   if alone ~= '1' and has_more_to_do(record, outcome) then return 'more' end
   problem = nil
   redis.call('HINCRBYFLOAT', KEYS[1], 'total_working_time', seconds)  -- where Redis takes no writes, it raises here
@@ -180,8 +196,10 @@ end
 if redis.call('SCARD', KEYS[2]) == 0 then redis.call('HSET', KEYS[1], 'state', 'idle') end
 return answers
 """
-"""Record how jobs ended; answers for each ``done``, ``lost`` where another worker has it, ``dependents`` where jobs
-wait for it, ``more`` where nothing was done since RQ has more to do, and an error where a key is of another type.
+)
+"""Record how jobs ended; answers for each ``done``; ``lost`` where another worker has it; ``unpublished`` where nothing
+was done since its stream has no terminal entry on this server, after a failover for instance; ``dependents`` where jobs
+wait for it; ``more`` where nothing was done since RQ has more to do; and an error where a key is of another type.
 
 KEYS: the worker's record and set of executions. ARGV: worker, seconds that results stay, the time as RQ writes it in
 records and in results; then for each job: id, queue, execution id, when that was created, seconds that it took, outcome

@@ -74,9 +74,9 @@ class RqJobStore:
         """The execution ids of those jobs that stand in RQ's registry of their executions."""
         return self._started.owned(jobs)
 
-    def finish(self, completions: Sequence[Completion]) -> None:
+    def finish(self, completions: Sequence[Completion]) -> set[str]:
         """Record how jobs ended."""
-        self._completions.record(completions)
+        return self._completions.record(completions)
 
     def survived(self, jobs: Sequence[StartedJob]) -> None:
         """Take back what was counted as an expired lease."""
