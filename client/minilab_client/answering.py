@@ -1,9 +1,9 @@
-"""One answer after the other in a conversation: asked, shown, stopped. It must not know where questions come from."""
+"""One answer after the other in a conversation: asked, shown, stopped."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import replace
 
 import redis
 
@@ -19,7 +19,7 @@ from minilab_gen.protocol.cards import all_cards, read_card, read_tokenizer
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.jobs import Submission, draw_seed, enqueue
 from minilab_gen.protocol.tail import tail
-from minilab_gen.request import GenerationRequest, SamplingSettings
+from minilab_gen.request import DEFAULT_CHAT_TOKENS, GenerationRequest
 
 
 class Answerer:
@@ -30,17 +30,17 @@ class Answerer:
         connection: redis.Redis,
         submission: Submission,
         dialogue: Dialogue,
-        sampling: SamplingSettings,
-        max_new_tokens: int,
-        *,
-        draws_seed: bool,
-        stop_ids: tuple[int, ...],
+        sampling: Mapping[str, object],
     ) -> None:
-        """Raises UnknownModelError, and RequestError for a model without a chat template or settings against a rule."""
-        GenerationRequest((0,), max_new_tokens, sampling, stop_ids)  # any prompt shows whether the rest can be right
+        """``sampling`` holds the settings that were given, by the names of a request's fields.
+
+        Raises UnknownModelError, and RequestError for a model without a chat template or settings against a rule.
+        """
+        asked = GenerationRequest.from_payload(  # any prompt shows whether the rest can be right
+            {"max_new_tokens": DEFAULT_CHAT_TOKENS, **sampling, "prompt": (0,)}
+        )
         self._connection, self._submission, self._dialogue = connection, submission, dialogue
-        self._sampling, self._max_new_tokens = sampling, max_new_tokens
-        self._draws_seed, self._stop_ids = draws_seed, stop_ids
+        self._sampling, self._max_new_tokens = sampling, asked.max_new_tokens
         self._model = self._read_model(None)
 
     def answer(self, said: str, *, goes_on: bool) -> ExitCode:
@@ -86,11 +86,10 @@ class Answerer:
         return question
 
     def _submit(self, question: Question) -> str:
-        sampling = self._sampling
-        if self._draws_seed and not sampling.is_greedy:
-            sampling = replace(sampling, seed=draw_seed())
-        stop_ids = self._stop_ids or question.stop_ids
-        request = GenerationRequest(question.prompt, question.room, sampling, stop_ids)
+        of_question = {"prompt": question.prompt, "max_new_tokens": question.max_new_tokens}
+        request = GenerationRequest.from_payload({"stop_ids": question.stop_ids, **self._sampling, **of_question})
+        if "seed" not in self._sampling:
+            request = request.with_seed(draw_seed())
         request.check_fits(self._model.card.limits)
         return enqueue(self._connection, request, self._submission)
 

@@ -1,4 +1,4 @@
-"""``minilab-client cancel``: ask that jobs stop. It must not say that one has stopped before it has."""
+"""``minilab-client cancel``: ask that jobs stop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def cancel(
     if bool(ids) == all_queued:
         raise click.UsageError("give either JOB... or --all-queued")
     if all_queued and not yes and not sys.stdin.isatty():
-        raise click.UsageError("--all-queued asks first; give --yes where nobody can answer")
+        raise click.UsageError("--all-queued asks first; give --yes where there is no terminal")
     with settings.connect() as connection:
         if all_queued:
             return _cancel_all(connection, model, yes, as_json)
@@ -59,7 +59,7 @@ def cancel(
         for job_id in ids:
             try:
                 _cancel(connection, job_id, as_json)
-            except UnknownJobError as error:  # one that is not there keeps nobody from stopping the others
+            except UnknownJobError as error:  # the others are stopped all the same
                 code = report(error)
     return code
 

@@ -1,9 +1,9 @@
-"""``minilab-client chat``: a conversation in the terminal. It must not know how a model is asked."""
+"""``minilab-client chat``: a conversation in the terminal."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 
 import click
@@ -16,7 +16,7 @@ from minilab_client.sampling_options import sampling_options
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.keys import Priority
-from minilab_gen.request import DEFAULT_CHAT_TOKENS, SamplingSettings
+from minilab_gen.request import DEFAULT_CHAT_TOKENS
 
 
 @click.command(
@@ -25,48 +25,34 @@ from minilab_gen.request import DEFAULT_CHAT_TOKENS, SamplingSettings
     "\n  minilab-client chat --model SmolLM2-135M-Instruct --system 'You answer briefly.' --temperature 0.7",
 )
 @model_option
-@click.option("--system", metavar="TEXT", help="What the model is told before the conversation.")
+@click.option("--system", metavar="TEXT", help="System message: instructions to the model.")
 @sampling_options(str(DEFAULT_CHAT_TOKENS))
 @timeout_option
 @priority_option("normal")
 @redis_url_option
 @pass_settings
-def chat(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
+def chat(
     settings: ClientSettings,
     model: str,
     system: str | None,
-    max_new_tokens: int | None,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    stop_ids: tuple[int, ...],
     timeout: int,
     priority: Priority,
+    sampling: Mapping[str, object],
 ) -> ExitCode:
     """Talk with a model: each line is answered with all that was said before in mind.
 
     Ctrl-C stops an answer, and the conversation goes on with what there is of it; Ctrl-D ends the program. Where the
-    conversation outgrows the model's context, its oldest turns are left out, and that is said. Without a terminal,
+    conversation outgrows the model's context, its oldest turns are dropped, with a note. Without a terminal,
     each line of standard input is answered in turn, and the exit code is that of the last answer that failed.
     """
     from minilab_client.answering import Answerer
     from minilab_client.dialogue import Dialogue
     from minilab_gen.protocol.jobs import Submission
 
-    sampling = SamplingSettings(temperature, top_k, top_p, seed or 0)
     submission = Submission(model, None, priority, timeout)
     is_watched = sys.stdin is not None and sys.stdin.isatty()
     with settings.connect() as connection:
-        answerer = Answerer(
-            connection,
-            submission,
-            Dialogue(system),
-            sampling,
-            DEFAULT_CHAT_TOKENS if max_new_tokens is None else max_new_tokens,
-            draws_seed=seed is None,
-            stop_ids=stop_ids,
-        )
+        answerer = Answerer(connection, submission, Dialogue(system), sampling)
         if is_watched:
             say(f"{model} listens; Ctrl-C stops an answer, Ctrl-D ends the conversation")
         code = ExitCode.DONE

@@ -1,4 +1,4 @@
-"""The program ``minilab-client``: its commands and what they share. It must not know what any of them does."""
+"""The program ``minilab-client``: its commands and what they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from minilab_client.exit_codes import exit_codes
 from minilab_client.lazy_group import LazyCommand, LazyGroup
-from minilab_client.output import tell_errors_as_json
+from minilab_client.output import report_errors_as_json
 from minilab_client.settings import redis_url_option
 from minilab_gen.version import VERSION
 
@@ -42,7 +42,7 @@ class _Program(LazyGroup):
         with exit_codes(as_json=as_json):
             context = super().make_context(info_name, args, *others, **settings)
         if as_json:
-            tell_errors_as_json(context)
+            report_errors_as_json(context)
         return context
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -71,7 +71,14 @@ def _show_version(ctx: click.Context, _option: click.Parameter, wanted: bool) ->
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 @redis_url_option
-@click.option("--version", is_flag=True, expose_value=False, is_eager=True, callback=_show_version, help="Show it.")
+@click.option(
+    "--version",
+    is_flag=True,
+    expose_value=False,
+    is_eager=True,
+    callback=_show_version,
+    help="Show the version and exit.",
+)
 def main() -> None:
     """Submit text-generation jobs, read their tokens as they come, look at them, cancel them.
 

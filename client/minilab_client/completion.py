@@ -1,6 +1,6 @@
-"""``minilab-client completion``: what a shell needs to complete what is typed. It must not fail, nor start a server.
+"""``minilab-client completion``: what a shell needs to complete what is typed.
 
-Whoever presses the tab key gets what is known, or nothing.
+The tab key gives what is known, or nothing; it never fails and starts no server.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A conversation as it grows: what was said, and how much of it the model still sees. It must know no Redis."""
+"""A conversation as it grows: what was said, and how much of it the model still sees."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ class Question:
 
     prompt: tuple[int, ...]
     stop_ids: tuple[int, ...]
-    room: int
+    max_new_tokens: int
     """Tokens that may follow."""
     forgotten: int
-    """Turns, the oldest ones, that had to be left out for it."""
+    """Turns, the oldest ones, that had to be dropped for it."""
 
 
 class Dialogue:
@@ -43,9 +43,9 @@ class Dialogue:
             forgotten += 1
             prompt, stop_ids = self._prompt(said, model, forgotten)
         if len(prompt) >= capacity:
-            told = " with --system" if self._system else ""
+            system = " with --system" if self._system else ""
             raise RequestError(
-                f"what you say{told} must leave room in the model's {capacity} tokens, got {len(prompt)}; say less"
+                f"what you say{system} must leave room in the model's {capacity} tokens, got {len(prompt)}; say less"
             )
         del self._turns[:forgotten]
         return Question(prompt, stop_ids, min(max_new_tokens, capacity - len(prompt)), forgotten)

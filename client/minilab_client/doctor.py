@@ -1,4 +1,4 @@
-"""``minilab-client doctor``: whether Redis and the service are well, and what to do. It must not change anything."""
+"""``minilab-client doctor``: whether Redis and the service are well, and what to do."""
 
 from __future__ import annotations
 

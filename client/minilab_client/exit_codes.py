@@ -1,4 +1,4 @@
-"""How the program ends: one exit code for each kind of end, one line for each error. It must not know the commands."""
+"""How the program ends: one exit code for each kind of end, one line for each error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ExitCode(IntEnum):
-    """What the shell is told."""
+    """What the shell gets."""
 
     DONE = 0
     FAILED = 1
@@ -44,7 +44,7 @@ class ExitCode(IntEnum):
     NOT_ENDED = 124
     """The job has not ended within --wait; the code that `timeout` of the coreutils has for that."""
     BROKEN_PIPE = 141
-    """128 and the number of SIGPIPE: whoever read our output has left."""
+    """128 and the number of SIGPIPE: the reader of our output has exited."""
     TERMINATED = 143
     """128 and the number of SIGTERM."""
 
@@ -92,7 +92,7 @@ def exit_codes(*, as_json: bool | None = None) -> Iterator[None]:
         try:
             yield
         finally:
-            print(end="", flush=True)  # here, where a reader who left can still be met, and not as Python shuts down
+            print(end="", flush=True)  # here, where a closed pipe can still be handled, and not as Python shuts down
     except BrokenPipeError:
         _drop_output()
         code = ExitCode.BROKEN_PIPE
@@ -113,14 +113,14 @@ def report(
     error: click.ClickException | MiniLabError | redis.RedisError | OSError, *, as_json: bool | None = None
 ) -> ExitCode:
     """Say what went wrong and what to do about it, in one line; the exit code for it."""
-    kind, message, code = _told(error)
+    kind, message, code = _message(error)
     if isinstance(error, OSError):
         _drop_output()  # or Python would try to write the rest again as it shuts down
     say_error(kind, message, as_json=as_json)
     return code
 
 
-def _told(
+def _message(
     error: click.ClickException | MiniLabError | redis.RedisError | OSError,
 ) -> tuple[str, str, ExitCode]:
     """What kind of error it is, what to say about it, and the exit code for it."""

@@ -1,4 +1,4 @@
-"""Show a job's tokens as they come, to its end. It must not know how the job came into the queue."""
+"""Show a job's tokens as they come, to its end."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Printer(Protocol):
 
     def show(self, event: Event) -> None: ...
 
-    def leave(self) -> None:
-        """Called where the reader stops before the end."""
+    def stop(self) -> None:
+        """Called where reading stops before the end."""
 
 
 class TextPrinter:
@@ -39,7 +39,7 @@ class TextPrinter:
         if isinstance(event, EndEvent) and (self._shown or event.succeeded):
             write("\n")
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         # On a terminal the prompt is to stand on a line of its own. A file gets nothing added: what a later run appends
         # is then exactly the rest.
         if sys.stdout.isatty():
@@ -52,7 +52,7 @@ class JsonPrinter:
     def show(self, event: Event) -> None:
         write_json({"event": "end" if isinstance(event, EndEvent) else "token", **event.to_json()})
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         pass
 
 
@@ -102,18 +102,18 @@ def follow(
             with uninterrupted():
                 printer.show(event)
                 seen = event.number
-            flush()  # what an interrupt leaves in the buffer is counted, and written as the program ends
+            flush()  # what stays in the buffer on an interrupt is counted, and written as the program ends
             if isinstance(event, EndEvent):
                 return say_end(job_id, event)
     except KeyboardInterrupt:
-        printer.leave()
+        printer.stop()
         say(f"the job goes on; read on with: {_rest(job_id, seen)}")
         raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
     except NotEndedError as error:
-        printer.leave()
+        printer.stop()
         raise NotEndedError(f"{error}; it goes on, read on with: {_rest(job_id, seen)}") from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
-        printer.leave()
+        printer.stop()
         raise RedisUnavailableError(f"{redis_complaint(error)}: {_rest(job_id, seen)}") from error
     raise AssertionError("a tail must end with the end of its job")
 

@@ -1,4 +1,4 @@
-"""Text that comes from files and pipes: UTF-8, the same way everywhere. It must not know what the text is for."""
+"""Text that comes from files and pipes: UTF-8, the same way everywhere."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def decoded(content: bytes, source: str) -> str:
     try:
         return bare.decode()
     except UnicodeDecodeError as error:
-        place = error.start + len(content) - len(bare)
-        raise RequestError(f"{source} must be UTF-8, got another byte at position {place}") from error
+        position = error.start + len(content) - len(bare)
+        raise RequestError(f"{source} must be UTF-8, got another byte at position {position}") from error
 
 
 def read_prompt(path: Path) -> str:

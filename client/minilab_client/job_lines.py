@@ -1,4 +1,4 @@
-"""A job as a line of the list: what it was asked, how fast it went, when. It must not know how jobs are found."""
+"""A job as a line of the list: what it was asked, how fast it went, when."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class JobLine:
         }
 
     def _speed(self, now: datetime) -> float | None:
-        """None for a job that waits, also for one that was put back and waits again."""
+        """None for a job that waits, also for one that was requeued and waits again."""
         return None if self.row.state == "queued" else self.known.tokens_per_second(self.row.tokens, now)
 
 

@@ -1,4 +1,4 @@
-"""Options that say how jobs are put into a queue, for each command that submits. It must not know what they ask."""
+"""Options that say how jobs are put into a queue, for each command that submits."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ timeout_option: _Option = click.option(
     metavar="SECONDS",
     envvar="MINILAB_TIMEOUT",
     show_envvar=True,
-    help=f"How long a job may run. Default: {keys.DEFAULT_TIMEOUT}.",
+    help=f"Maximum seconds of running. Default: {keys.DEFAULT_TIMEOUT}.",
 )
 
 
@@ -50,7 +50,7 @@ def wait_option(what_for: str, *, flag_value: str | None = None) -> _Option:
 
 
 def priority_option(default: Priority) -> _Option:
-    """``--priority``, with what a command's jobs have where nobody says it."""
+    """``--priority``, with the default of a command."""
     return click.option(
         "--priority",
         type=click.Choice(keys.PRIORITIES),
@@ -63,7 +63,7 @@ def priority_option(default: Priority) -> _Option:
 
 
 def max_queued_option(what_happens: str) -> _Option:
-    """``--max-queued``, with what a command does when there are as many."""
+    """``--max-queued``, with what a command does at that many."""
     return click.option(
         "--max-queued",
         type=parameters.whole_number_from_1,

@@ -1,4 +1,4 @@
-"""``minilab-client jobs``: the jobs that Redis knows of, newest first. It must not change any of them."""
+"""``minilab-client jobs``: the jobs that Redis knows of, newest first."""
 
 from __future__ import annotations
 
@@ -83,4 +83,4 @@ def jobs(  # noqa: PLR0917 - click passes one argument for each option
 
 def say_unreadable(job_id: str) -> None:
     """Tell of a job that cannot be listed."""
-    say(f"job {job_id} is left out, its record cannot be read")
+    say(f"job {job_id} is skipped, its record cannot be read")

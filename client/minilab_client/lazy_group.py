@@ -1,4 +1,4 @@
-"""A group of commands each of which is loaded when it is called. It must not know which they are.
+"""A group of commands each of which is loaded when it is called.
 
 Its names and their one-line descriptions stand in a table, so that neither ``--help`` nor a shell that completes a
 name loads any.

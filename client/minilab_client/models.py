@@ -1,4 +1,4 @@
-"""``minilab-client models``: the models that workers have announced. It must not load any."""
+"""``minilab-client models``: the models that workers have announced."""
 
 from __future__ import annotations
 

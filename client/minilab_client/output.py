@@ -1,4 +1,4 @@
-"""What goes to the terminal: data to stdout, everything else to stderr. It must not know jobs or Redis."""
+"""What goes to the terminal: data to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _IN_LINE = {**_CONTROLS, **dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066,
 
 
 def say(message: str) -> None:
-    """Tell a person something, in one line."""
+    """Print a message for a person, in one line."""
     click.echo(one_line(message), err=True)
 
 
@@ -45,7 +45,7 @@ def say_error(kind: str, message: str, *, prefix: str = "error: ", as_json: bool
         say(f"{prefix}{message}")
 
 
-def tell_errors_as_json(context: click.Context) -> None:
+def report_errors_as_json(context: click.Context) -> None:
     """Let :func:`say_error` write JSON from now on."""
     context.meta[_JSON_ERRORS] = True
 
@@ -85,13 +85,13 @@ def write_table(
     cuts = {columns.index(name): cut for name, cut in (elastic or {}).items()} if sys.stdout.isatty() else {}
     _narrow(widths, list(cuts), shutil.get_terminal_size().columns)
     for line in lines:
-        cells = [_cut(cell, widths[place], cuts.get(place, "end")) for place, cell in enumerate(line)]
+        cells = [_cut(cell, widths[column], cuts.get(column, "end")) for column, cell in enumerate(line)]
         write("  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True)).rstrip() + "\n")
 
 
-def _narrow(widths: list[int], elastic: Sequence[int], room: int) -> None:
-    """Take from the widest of the elastic columns until all fit, or none has anything left to give."""
-    while sum(widths) + 2 * (len(widths) - 1) > room:
+def _narrow(widths: list[int], elastic: Sequence[int], available: int) -> None:
+    """Take from the widest of the elastic columns until all fit, or none can get narrower."""
+    while sum(widths) + 2 * (len(widths) - 1) > available:
         widest = max(elastic, key=widths.__getitem__, default=None)
         if widest is None or widths[widest] <= _NARROWEST:
             return
@@ -106,12 +106,12 @@ def _cut(cell: str, width: int, cut: Cut) -> str:
 
 
 def flush() -> None:
-    """Hand over what was written. Raises BrokenPipeError when its reader has left."""
+    """Hand over what was written. Raises BrokenPipeError when its reader has exited."""
     print(end="", flush=True)
 
 
 def require_reader() -> None:
-    """Raise BrokenPipeError when stdout's reader has left, which a program that has nothing to write would not see."""
+    """Raise BrokenPipeError when stdout's reader has exited, which a program with nothing to write would not see."""
     if not hasattr(select, "poll"):
         return
     output = select.poll()

@@ -1,4 +1,4 @@
-"""What users type, read strictly: nothing that Python would accept and a person did not mean. It must not know Redis.
+"""What users type, read strictly: nothing that Python would accept and a person did not mean.
 
 Python takes ``1_000``, full-width digits, ``nan`` and ``inf`` for numbers, and so does click.
 """
@@ -63,10 +63,10 @@ def seconds(text: str) -> float:
 def token_ids(text: str) -> tuple[int, ...]:
     """Token ids with commas between them."""
     parts = text.split(",")
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if not _WHOLE.fullmatch(part) or part.startswith("-"):
             raise click.BadParameter(
-                f"must be ids in ASCII digits with commas between them, got {part!r} at position {place}"
+                f"must be ids in ASCII digits with commas between them, got {part!r} at position {index}"
             )
     return tuple(map(int, parts))
 

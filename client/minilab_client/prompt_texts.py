@@ -1,4 +1,4 @@
-"""How prompts begin, in words where the tokenizer is known. It must not know how they came into the queue."""
+"""How prompts begin, in words where the tokenizer is known."""
 
 from __future__ import annotations
 

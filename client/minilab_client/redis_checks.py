@@ -1,4 +1,4 @@
-"""Whether a Redis server is fit for the service: reachable, safe, roomy, and open to a client. It must not know jobs.
+"""Whether a Redis server is fit for the service: reachable, safe, roomy, and open to a client.
 
 Nothing here writes: what a client may do is asked in a transaction that is thrown away.
 """
@@ -42,7 +42,7 @@ def redis_checks(connection: redis.Redis, address: str) -> Iterator[Finding]:
     looks = (
         _version,
         _role,
-        lambda told: _persistence(told, _configured(connection)),
+        lambda info: _persistence(info, _configured(connection)),
         _eviction,
         _memory,
         _connections,

@@ -1,4 +1,4 @@
-"""``minilab-client result``: the whole answer of a job that has ended. It must not show half an answer as whole."""
+"""``minilab-client result``: the whole answer of a job that has ended."""
 
 from __future__ import annotations
 

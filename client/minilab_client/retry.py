@@ -1,4 +1,4 @@
-"""``minilab-client retry``: ask again what ended jobs asked. It must not touch those jobs."""
+"""``minilab-client retry``: ask again what ended jobs asked."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, wait: f
         for job_id in ids:
             try:
                 new_id = _submit_again(connection, job_id, follows, as_json)
-            except MiniLabError as error:  # one that cannot be repeated keeps nobody from repeating the others
+            except MiniLabError as error:  # the others are repeated all the same
                 code = report(error)
             else:
                 submitted.append(new_id)

@@ -1,20 +1,25 @@
-"""Options that say how tokens are chosen and where an answer ends. It must not know whose answer it is."""
+"""Options that say how tokens are chosen and where an answer ends."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import wraps
 from typing import Any
 
 import click
 
 from minilab_client import parameters
-from minilab_gen.request import MAX_STOP_IDS
+from minilab_gen.request import MAX_STOP_IDS, SETTING_FIELDS
 
 _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def sampling_options(most: str) -> _Option:
-    """``--max-new-tokens`` and what follows it; ``most`` is what a command takes where nobody says it."""
+    """An option for each setting of a request, named as its field; ``most`` is the default of ``--max-new-tokens``.
+
+    The command gets those that were given as one mapping, ``sampling``, part of a payload for
+    :meth:`GenerationRequest.from_payload`.
+    """
     options = (
         click.option(
             "--max-new-tokens",
@@ -22,16 +27,15 @@ def sampling_options(most: str) -> _Option:
             metavar="N",
             envvar="MINILAB_MAX_NEW_TOKENS",
             show_envvar=True,
-            help=f"The most tokens that may follow; the model's context may leave fewer. Default: {most}.",
+            help=f"Maximum number of new tokens; the model's context may allow fewer. Default: {most}.",
         ),
         click.option(
             "--temperature",
             type=parameters.decimal_number,
-            default="0",
             metavar="T",
             envvar="MINILAB_TEMPERATURE",
             show_envvar=True,
-            help="What logits are divided by before a token is drawn. Default: 0, which takes the most probable one.",
+            help="Sampling temperature. Default: 0, which always takes the most probable token.",
         ),
         click.option(
             "--top-k",
@@ -39,7 +43,7 @@ def sampling_options(most: str) -> _Option:
             metavar="K",
             envvar="MINILAB_TOP_K",
             show_envvar=True,
-            help="Draw only among tokens at least as probable as the K-th. Default: all.",
+            help="Sample only from the K most probable tokens (ties stay). Default: all.",
         ),
         click.option(
             "--top-p",
@@ -47,8 +51,7 @@ def sampling_options(most: str) -> _Option:
             metavar="P",
             envvar="MINILAB_TOP_P",
             show_envvar=True,
-            help="Draw only among the most probable tokens that make up this share, above 0 and at most 1. "
-            "Default: all.",
+            help="Sample only from the most probable tokens whose probabilities add up to P. Default: all.",
         ),
         click.option(
             "--seed",
@@ -56,7 +59,7 @@ def sampling_options(most: str) -> _Option:
             metavar="N",
             envvar="MINILAB_SEED",
             show_envvar=True,
-            help="The same seed gives the same text. Default: one is drawn and reported.",
+            help="Random seed; the same seed gives the same text. Default: drawn and reported.",
         ),
         click.option(
             "--stop-id",
@@ -69,8 +72,15 @@ def sampling_options(most: str) -> _Option:
     )
 
     def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(command)
+        def collecting(*args: Any, **arguments: Any) -> Any:
+            values = {name: arguments.pop(name) for name in SETTING_FIELDS if name in arguments}
+            given = {name: value for name, value in values.items() if value not in (None, ())}
+            return command(*args, sampling=given, **arguments)
+
+        decorated: Callable[..., Any] = collecting
         for option in reversed(options):
-            command = option(command)
-        return command
+            decorated = option(decorated)
+        return decorated
 
     return decorate

@@ -1,4 +1,4 @@
-"""Whether the service does its work: queues, workers, models, jobs that are stuck. It must not know the server's state.
+"""Whether the service does its work: queues, workers, models, jobs that are stuck.
 
 Everything is found by the names of queues and workers, so that it costs as little with a million jobs as with ten.
 """
@@ -81,8 +81,8 @@ def _workers(workers: Sequence[WorkerView], queues: Sequence[_QueueView]) -> Ite
         yield warn("workers", "none is alive, so jobs wait", f"start one: {start_command(asked[0])}")
     else:
         stats = [worker.stats for worker in alive if worker.stats]
-        places, used = sum(each.slots for each in stats), sum(each.used for each in stats)
-        yield ok("workers", f"{len(alive)} alive, {used} of {places} places in use")
+        slots, used = sum(each.slots for each in stats), sum(each.used for each in stats)
+        yield ok("workers", f"{len(alive)} alive, {used} of {slots} slots in use")
     if gone := [worker.name for worker in workers if not worker.serves]:
         yield warn(
             "workers", f"gone without a word: {_names(gone)}", "see their logs; a killed one is listed for minutes"
@@ -117,7 +117,7 @@ def _foreign(connection: redis.Redis, queues: Sequence[_QueueView]) -> Iterator[
             continue
         try:
             most = read_card(connection, _model_of(view)).vocab_size
-        except (CardError, UnknownModelError):  # which is told of the model
+        except (CardError, UnknownModelError):  # which is reported with the model
             continue
         if foreign := jobs_beyond(connection, view.queue.name, most):
             found = f"{view.queue.name}: {len(foreign)} made for another model, with ids beyond the {most} of this one"

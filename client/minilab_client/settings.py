@@ -1,4 +1,4 @@
-"""What holds for every command: which Redis is meant. It must not know what is asked of it."""
+"""What holds for every command: which Redis is meant."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``minilab-client status``: one job as it stands. It must not wait for anything."""
+"""``minilab-client status``: one job as it stands."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
-"""``minilab-client submit``: put one job into the queue. It must not know how jobs are run."""
+"""``minilab-client submit``: put one job into the queue."""
 
 from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,12 +19,7 @@ from minilab_client.output import say
 from minilab_client.sampling_options import sampling_options
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_gen.protocol.keys import Priority
-from minilab_gen.request import (
-    DEFAULT_CHAT_TOKENS,
-    DEFAULT_MAX_NEW_TOKENS,
-    GenerationRequest,
-    SamplingSettings,
-)
+from minilab_gen.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_NEW_TOKENS, GenerationRequest
 from minilab_gen.text.chat import Conversation
 
 if TYPE_CHECKING:
@@ -33,36 +29,30 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _NewJob:
     """What the command line asks for, each part within its own rules."""
 
     prompt: str | tuple[int, ...] | Conversation
-    max_new_tokens: int
-    sampling: SamplingSettings
-    draws_seed: bool
-    stop_ids: tuple[int, ...] | None
+    sampling: Mapping[str, object]
+    """The settings that were given."""
     submission: Submission
 
     def __post_init__(self) -> None:
         # Any prompt shows whether the rest can be right, before Redis is asked for the model's tokenizer and limits.
         stand_in = self.prompt if isinstance(self.prompt, tuple) else (0,)
-        GenerationRequest(stand_in, self.max_new_tokens, self.sampling, self.stop_ids or ())
+        GenerationRequest.from_payload({**self.sampling, "prompt": stand_in})
 
     def send(self, connection: redis.Redis) -> tuple[str, GenerationRequest]:
         """Check against the model card and enqueue; the job id and the request as it stands in the queue."""
         from minilab_gen.api import build_request
         from minilab_gen.protocol.jobs import enqueue
 
-        request = build_request(
-            connection,
-            self.prompt,
-            self.max_new_tokens,
-            self.sampling,
-            self.draws_seed,
-            self.stop_ids,
-            self.submission.model,
-        )
+        request = build_request(connection, self.prompt, self.sampling, self.submission.model)
         return enqueue(connection, request, self.submission), request
+
+    @property
+    def draws_seed(self) -> bool:
+        return "seed" not in self.sampling
 
     def seed_of(self, request: GenerationRequest) -> int | None:
         """The seed where it matters or was given."""
@@ -84,7 +74,7 @@ class _Asked:
     is_flag=True,
     help='TEXT is what a user says, or a conversation in JSON: [{"role": "user", "content": "..."}, ...].',
 )
-@click.option("--system", metavar="TEXT", help="With --chat: what the model is told before the conversation.")
+@click.option("--system", metavar="TEXT", help="With --chat: system message, instructions to the model.")
 @click.option(
     "--file",
     "-f",
@@ -118,12 +108,6 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     chats: bool,
     system: str | None,
     file: Path | None,
-    max_new_tokens: int | None,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    stop_ids: tuple[int, ...],
     job_id: str | None,
     timeout: int,
     ttl: int | None,
@@ -133,6 +117,7 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     follows: bool,
     wait: float | None,
     as_json: bool,
+    sampling: Mapping[str, object],
 ) -> ExitCode:
     """Put a job into the queue: continue TEXT, the text in FILE, or --ids. Prints the job id.
 
@@ -140,24 +125,16 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     answers TEXT, in the form that its own chat template gives a conversation; `minilab-client chat` keeps one going.
     """
     from minilab_client.submitted import follow_submitted, say_cut, say_unserved
-    from minilab_gen.api import default_max_new_tokens
     from minilab_gen.protocol.jobs import Submission
 
     if wait is not None and not follows:
         raise click.UsageError("--wait goes with --follow")
     prompt = _prompt(words, file, ids, chats, system)
-    asked = _Asked(
-        prompt,
-        default_max_new_tokens(prompt) if max_new_tokens is None else max_new_tokens,
-        SamplingSettings(temperature, top_k, top_p, seed or 0),
-        seed is None,
-        stop_ids or None,
-        Submission(model, job_id, priority, timeout, ttl, max_queued),
-    )
+    new = _NewJob(prompt, sampling, Submission(model, job_id, priority, timeout, ttl, max_queued))
     with settings.connect() as connection:
-        submitted, request = asked.send(connection)
-        _tell(submitted, request, asked, follows, as_json)
-        if max_new_tokens is not None:
+        submitted, request = new.send(connection)
+        _tell(submitted, request, new, follows, as_json)
+        if "max_new_tokens" in sampling:
             say_cut(connection, request, model)
         if follows:
             return follow_submitted(connection, submitted, as_json, wait)
@@ -203,7 +180,7 @@ def _text(words: tuple[str, ...], file: Path | None) -> str:
 
 
 def _piped_text() -> str:
-    """What comes through a pipe to a command that was given nothing else. At a terminal nobody is made to wait."""
+    """What comes through a pipe to a command that was given nothing else. A terminal is not read."""
     ways = "give TEXT, or - to read it from standard input, or --file, or --ids"
     if sys.__stdin__ is None or sys.stdin.isatty():
         raise click.UsageError(ways)
@@ -213,11 +190,11 @@ def _piped_text() -> str:
     return text
 
 
-def _tell(job_id: str, request: GenerationRequest, asked: _Asked, follows: bool, as_json: bool) -> None:
+def _tell(job_id: str, request: GenerationRequest, new: _NewJob, follows: bool, as_json: bool) -> None:
     """Say which job it is, and the seed that was drawn for it."""
     from minilab_client.submitted import tell_submitted
 
-    seed = asked.seed_of(request)
-    tell_submitted(job_id, follows, as_json, model=asked.submission.model, seed=seed)
-    if asked.draws_seed and seed is not None and not as_json:
+    seed = new.seed_of(request)
+    tell_submitted(job_id, follows, as_json, model=new.submission.model, seed=seed)
+    if new.draws_seed and seed is not None and not as_json:
         say(f"seed {seed}")

@@ -1,4 +1,4 @@
-"""What is said about a job that was just submitted, and reading it from its first token. It must not submit any."""
+"""What is said about a job that was just submitted, and reading it from its first token."""
 
 from __future__ import annotations
 

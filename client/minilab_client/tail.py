@@ -1,4 +1,4 @@
-"""``minilab-client tail``: read a token stream from any token on. It must not know who writes it."""
+"""``minilab-client tail``: read a token stream from any token on."""
 
 from __future__ import annotations
 

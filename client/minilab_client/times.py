@@ -1,4 +1,4 @@
-"""Moments and spans as people read them. It must not know what happened then."""
+"""Moments and spans as people read them."""
 
 from __future__ import annotations
 

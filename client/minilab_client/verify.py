@@ -1,4 +1,4 @@
-"""``minilab-client verify``: whether ended jobs hold what a worker computes today. It must not compute any itself."""
+"""``minilab-client verify``: whether ended jobs hold what a worker computes today."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     type=click.Choice(PRIORITIES),
     default="low",
     show_default=True,
-    help="That of the computation, so that nobody's job waits for it.",
+    help="Priority of the computation; low, so that no other job waits for it.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each job.")
 @redis_url_option
@@ -58,7 +58,7 @@ def verify(
     """Have a worker compute each JOB again from its stored request, and compare token by token.
 
     Token ids, texts and ends must be the same. Of a job that was cancelled, failed or ran out of time, the tokens that
-    it has are compared. The computation is a job of its own. Afterwards nothing of it is left in Redis, also after
+    it has are compared. The computation is a job of its own. Afterwards nothing of it remains in Redis, also after
     Ctrl-C. A job that another model has made, by its fingerprint, cannot be compared.
 
     The exit code is 0 if all are equal, 1 if one is not.

@@ -1,4 +1,4 @@
-"""``minilab-client watch``: the service as it stands, again and again. It must not change anything in it."""
+"""``minilab-client watch``: the service as it stands, again and again. Read-only."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _READER_CHECK = 0.5
 """Seconds after which a program that only waits looks whether its reader is still there."""
 
 _SHORTEST, _LONGEST = 0.1, 3600.0
-"""Seconds between two looks: no less than an eye can follow, no more than anybody waits."""
+"""Seconds between two looks: no less than an eye can follow, no more than is worth waiting."""
 
 
 _LINES_OF_JSON = 50
-"""Height of the screen on which the jobs that JSON shows would find room; the figures are of all."""
+"""Height of the screen on which the jobs that JSON shows would fit; the figures are of all."""
 
 
 def _check_interval(_ctx: click.Context, _option: click.Parameter, seconds: float) -> float:
@@ -42,17 +42,19 @@ def _check_interval(_ctx: click.Context, _option: click.Parameter, seconds: floa
     type=parameters.decimal_number,
     default="1",
     metavar="SECONDS",
-    help=f"Time between two looks, {_SHORTEST} to {_LONGEST:.0f}. Default: 1.",
+    help=f"Seconds between two snapshots, {_SHORTEST} to {_LONGEST:.0f}. Default: 1.",
 )
 @click.option("--model", type=parameters.model_name, metavar="NAME", help="Only this model. Default: all.")
-@click.option("--once", is_flag=True, help="Look once, print what is seen, and end.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each look, with a screenful of jobs.")
+@click.option("--once", is_flag=True, help="Print one snapshot and exit.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object for each snapshot, with the jobs of a screen."
+)
 @redis_url_option
 @pass_settings
 def watch(settings: ClientSettings, interval: float, model: str | None, once: bool, as_json: bool) -> None:
-    """Watch what waits, who works, how fast, what is written and how it ends; q or Ctrl-C leaves.
+    """Watch queues, workers, speed, running jobs and ended jobs; q or Ctrl-C exits.
 
-    Where stdout is no terminal: one line of figures for each look.
+    Where stdout is no terminal: one line of figures for each snapshot.
     """
     from redis.backoff import NoBackoff
     from redis.retry import Retry
@@ -82,11 +84,11 @@ def _show_once(gatherer: Gatherer, title: str, *, as_json: bool) -> None:
     from rich.console import Console  # slow to import, and no other command needs it
 
     from minilab_client.watching.drawing import View
-    from minilab_client.watching.room import Room
+    from minilab_client.watching.layout import Layout
 
     console = Console(file=sys.stdout, highlight=False, markup=False, emoji=False)
     if console.is_terminal and not as_json:
-        console.print(View(gatherer.look(Room(console.height)), title))
+        console.print(View(gatherer.look(Layout(console.height)), title))
     else:
         _write_look(gatherer, as_json=as_json)
 
@@ -111,17 +113,17 @@ def _show_lines(gatherer: Gatherer, interval: float, *, as_json: bool) -> None:
 
 
 def _write_look(gatherer: Gatherer, *, as_json: bool) -> None:
-    from minilab_client.watching.figures import figures, line
-    from minilab_client.watching.room import Room
+    from minilab_client.watching.layout import Layout
+    from minilab_client.watching.snapshot import figures, line
 
     if as_json:
-        write_json(figures(gatherer.look(Room(height=_LINES_OF_JSON))))
+        write_json(figures(gatherer.look(Layout(height=_LINES_OF_JSON))))
     else:
-        write(line(gatherer.look(Room(height=1))) + "\n")
+        write(line(gatherer.look(Layout(height=1))) + "\n")
 
 
 def _pause(seconds: float) -> None:
-    """Wait, but not for a reader who has left."""
+    """Wait, as long as stdout has a reader."""
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
         require_reader()

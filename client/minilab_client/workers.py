@@ -1,4 +1,4 @@
-"""``minilab-client workers``: who serves the queues, and how busy he is. It must not know what is inside a worker."""
+"""``minilab-client workers``: the workers of all queues, and how busy they are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 def workers(settings: ClientSettings, as_json: bool) -> None:
     """List the workers: slots in use, tokens a second, when they were last heard of, and what their self-check found.
 
-    One that was killed is shown as gone until RQ's record of it expires. SEEN is when it was last heard of, EXACT
+    One with an expired lease is shown as gone until RQ's record of it expires. SEEN is when it was last heard of, EXACT
     whether its self-check found that it computes exactly. A terminal that is too narrow gets shorter names; --json has
     all of it, and the queues, host, process and verdict of each worker.
     """

@@ -13,9 +13,9 @@ import pytest
 import redis
 from click.testing import Result
 from minilab_client.batch.asked_model import AskedModel
-from minilab_client.batch.flights import Flights
 from minilab_client.batch.line import Line
-from minilab_client.batch.waiting import WaitingNotes
+from minilab_client.batch.pending_jobs import PendingJobs
+from minilab_client.batch.waiting import StallNotes
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
 from rq.job import Job
@@ -404,7 +404,7 @@ def test_a_stream_that_outlived_its_job_blocks_no_line(fake: redis.Redis, file: 
     assert records(out)[0]["job_id"] == line.job_id(1)
 
 
-def test_no_more_jobs_are_in_flight_than_was_said(fake: redis.Redis, file: Path, out: Path) -> None:
+def test_no_more_jobs_are_in_flight_than_allowed(fake: redis.Redis, file: Path, out: Path) -> None:
     write_lines(file, *(own(f"{n}") for n in range(20)))
     most = []
 
@@ -449,12 +449,12 @@ def test_priority_timeout_and_model_reach_the_jobs(fake: redis.Redis, file: Path
 
 
 def test_why_nothing_happens_is_said_once(fake: redis.Redis, file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    flights = Flights(fake, Submission(priority="low"), "", at_once=1)
-    flights.add(good_lines(write_lines(file, own("a")))[0])
-    notes = WaitingNotes(fake, keys.queue_name(keys.DEFAULT_MODEL, "low"), quiet=False)
+    pending = PendingJobs(fake, Submission(priority="low"), "", at_once=1)
+    pending.add(good_lines(write_lines(file, own("a")))[0])
+    notes = StallNotes(fake, keys.queue_name(keys.DEFAULT_MODEL, "low"), quiet=False)
 
     for _ in range(3):
-        notes.look(flights, have_landed=False)
+        notes.look(pending, any_ended=False)
 
     note = "waiting: no worker serves the queue minilab.base.low; start one in another terminal: minilab-worker\n"
     assert capsys.readouterr().err == note
@@ -463,10 +463,10 @@ def test_why_nothing_happens_is_said_once(fake: redis.Redis, file: Path, capsys:
 def test_what_to_start_is_a_worker_of_the_model_that_is_asked(
     fake: redis.Redis, file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flights = Flights(fake, Submission("other"), "", at_once=1)
-    flights.add(good_lines(write_lines(file, own("a")))[0])
+    pending = PendingJobs(fake, Submission("other"), "", at_once=1)
+    pending.add(good_lines(write_lines(file, own("a")))[0])
 
-    WaitingNotes(fake, keys.queue_name("other"), quiet=False).look(flights, have_landed=False)
+    StallNotes(fake, keys.queue_name("other"), quiet=False).look(pending, any_ended=False)
 
     assert ": minilab-worker --model ./other --name other, where ./other is its folder" in capsys.readouterr().err
 

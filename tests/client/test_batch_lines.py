@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from minilab_client.batch import own_form, raw_lines
+from minilab_client.batch import jsonl, own_form
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import BadLine, Line
 from support.batch_files import asked_model, good_lines, openai, own, read_file, write_lines
@@ -57,10 +57,9 @@ def test_our_form_takes_a_conversation_for_a_model_that_chats() -> None:
     prompt = tuple(base.tokenizer.encode("user: Phileas Fogg"))
 
     for said in ("Phileas Fogg", [{"role": "user", "content": "Phileas Fogg"}]):
-        asked = own_form.read({"custom_id": "a", "chat": said}, model)
-        assert (asked.prompt, asked.max_new_tokens, asked.stop_ids) == (prompt, 1024, (0, 2))
-        given = own_form.read({"custom_id": "a", "chat": said, "stop_ids": [5]}, model)
-        assert list(given.stop_ids) == [5]
+        payload = own_form.read({"custom_id": "a", "chat": said}, model).payload
+        assert payload == {"prompt": prompt, "max_new_tokens": 1024, "stop_ids": (0, 2)}
+        assert own_form.read({"custom_id": "a", "chat": said, "stop_ids": [5]}, model).payload["stop_ids"] == [5]
 
 
 def test_openais_form_has_its_defaults(file: Path) -> None:
@@ -191,7 +190,7 @@ def test_a_line_that_is_too_long_is_refused_without_its_neighbours(file: Path, m
     file.write_text("\n".join(content), encoding="utf-8")
 
     with file.open("rb") as lines:
-        found = list(raw_lines.read_lines(lines, at_most=100))
+        found = list(jsonl.read_lines(lines, at_most=100))
 
     assert [(line.number, line.content is None) for line in found] == [(1, False), (2, True), (3, False)]
     assert found[2].content == content[2].encode()
@@ -201,7 +200,7 @@ def test_the_longest_line_is_taken_and_one_byte_more_is_not(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf" + b"a" * 100 + b"\r\n" + b"b" * 101 + b"\n" + b"c" * 100)
 
     with file.open("rb") as lines:
-        found = list(raw_lines.read_lines(lines, at_most=100))
+        found = list(jsonl.read_lines(lines, at_most=100))
 
     assert [line.content for line in found] == [b"a" * 100, None, b"c" * 100]
 

@@ -13,7 +13,7 @@ import pytest
 import redis
 from chaos.checkpoint import references
 from chaos.server import BINARY
-from minilab_client.batch import outages
+from minilab_client.batch import waiting
 from minilab_client.batch.asked_model import AskedModel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
@@ -223,14 +223,14 @@ def test_a_terminal_shows_a_bar_that_ends_at_100_percent(own_service: OwnService
     assert b"tokens/s" in shown
 
 
-def test_patience_with_a_lost_redis_ends(
+def test_waiting_for_a_lost_redis_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(outages, "PATIENCE", 0.2)
+    monkeypatch.setattr(waiting, "LONGEST_OUTAGE", 0.2)
     with (
-        redis.Redis(unix_socket_path=str(tmp_path / "nobody.sock"), retry=Retry(NoBackoff(), 0)) as connection,
+        redis.Redis(unix_socket_path=str(tmp_path / "none.sock"), retry=Retry(NoBackoff(), 0)) as connection,
         pytest.raises(RedisUnavailableError, match="once it runs, the same command goes on"),
     ):
-        outages.through_outages(connection.ping)
+        waiting.through_outages(connection.ping)
 
     assert capsys.readouterr().err.count("waiting up to") == 1

@@ -5,15 +5,18 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
+import click
 import pytest
 import redis
+from minilab_client.chat import chat
 from minilab_client.cli import main
+from minilab_client.submit import submit
 from support.client_program import announce_worker, client, end, events, fake_redis, queued, start, write
 
 from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import fetch, request_of
-from minilab_gen.request import MAX_SEED
+from minilab_gen.request import MAX_SEED, SETTING_FIELDS
 
 
 @pytest.fixture(autouse=True)
@@ -57,6 +60,11 @@ def test_a_text_reaches_the_queue_as_ids(connection: redis.Redis) -> None:
 
     request = request_of(fetch(connection, "x"))
     assert (len(request.prompt), request.max_new_tokens, request.stop_ids) == (2, 9, (3, 4))
+
+
+@pytest.mark.parametrize("command", [submit, chat])
+def test_every_setting_of_a_request_has_an_option_of_its_name(command: click.Command) -> None:
+    assert {option.name for option in command.params} >= set(SETTING_FIELDS)
 
 
 def test_ids_reach_the_queue_as_they_are(connection: redis.Redis) -> None:
@@ -277,7 +285,7 @@ def test_a_stop_id_outside_the_vocabulary_is_refused() -> None:
     assert "stop_ids must be below" in refusal("Phileas Fogg", "--stop-id", "1000000")
 
 
-def test_a_model_that_nobody_announced_is_refused() -> None:
+def test_a_model_that_no_worker_announced_is_refused() -> None:
     assert "no worker has announced the model other" in refusal("Phileas Fogg", "--model", "other")
 
 

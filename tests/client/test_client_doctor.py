@@ -239,7 +239,7 @@ def test_the_address_is_shown_without_its_password(own_server: redis.Redis) -> N
 # the service
 
 
-def test_jobs_that_nobody_serves_are_told(fake: redis.Redis) -> None:
+def test_jobs_that_no_worker_serves_are_reported(fake: redis.Redis) -> None:
     serve(fake)
     submit(fake, "x")
     enqueue(fake, GenerationRequest((5,)), Submission("other", "y", "high"))
@@ -276,10 +276,10 @@ def test_a_job_made_for_another_vocabulary_is_told_with_what_to_cancel(fake: red
 
     enqueue(fake, GenerationRequest((5, 2048)), Submission(job_id="y"))
 
-    _, told = diagnosis()[1]["queue"]
-    assert (told["level"], told["remedy"]) == ("warn", "cancel what would fail: minilab-client cancel y")
-    assert told["found"] == "minilab.base: 1 made for another model, with ids beyond the 2048 of this one"
-    assert client(*told["remedy"].partition("minilab-client ")[2].split()).exit_code == 0
+    _, seen = diagnosis()[1]["queue"]
+    assert (seen["level"], seen["remedy"]) == ("warn", "cancel what would fail: minilab-client cancel y")
+    assert seen["found"] == "minilab.base: 1 made for another model, with ids beyond the 2048 of this one"
+    assert client(*seen["remedy"].partition("minilab-client ")[2].split()).exit_code == 0
     assert len(diagnosis()[1]["queue"]) == 1
 
 
@@ -342,11 +342,11 @@ def test_a_worker_that_is_not_exact_is_told(fake: redis.Redis) -> None:
     assert (found["level"], "minilab-a is not exact" in found["found"]) == ("warn", True)
 
 
-def test_places_of_all_workers_are_counted(fake: redis.Redis) -> None:
+def test_slots_of_all_workers_are_counted(fake: redis.Redis) -> None:
     serve(fake)
     serve(fake, "minilab-b", used=4)
 
-    assert finding("workers")["found"] == "2 alive, 7 of 128 places in use"
+    assert finding("workers")["found"] == "2 alive, 7 of 128 slots in use"
 
 
 def test_jobs_of_a_worker_that_is_gone_are_told(fake: redis.Redis) -> None:

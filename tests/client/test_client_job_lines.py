@@ -98,9 +98,9 @@ def test_a_running_job_tells_its_speed_so_far(connection: redis.Redis) -> None:
     write(connection, "x", *["a"] * 30)
     set_times(connection, "x", started=datetime.now(UTC) - timedelta(seconds=100))
 
-    told = json.loads(client("status", "x", "--json").stdout)
-    assert 0 < told["tokens_per_second"] <= 0.3
-    assert (told["state"], told["ended"]) == ("started", None)
+    seen = json.loads(client("status", "x", "--json").stdout)
+    assert 0 < seen["tokens_per_second"] <= 0.3
+    assert (seen["state"], seen["ended"]) == ("started", None)
 
 
 def test_a_job_that_waits_has_no_speed(connection: redis.Redis) -> None:
@@ -111,10 +111,11 @@ def test_a_job_that_waits_has_no_speed(connection: redis.Redis) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "told"), [(-5, "0 s ago"), (3, "3 s ago"), (200, "3 min ago"), (7300, "2 h ago"), (200_000, "2 d ago")]
+    ("seconds", "seen"),
+    [(-5, "0 s ago"), (3, "3 s ago"), (200, "3 min ago"), (7300, "2 h ago"), (200_000, "2 d ago")],
 )
-def test_an_age_is_told_in_words(seconds: int, told: str) -> None:
-    assert ago(NOON, NOON + timedelta(seconds=seconds)) == told
+def test_an_age_is_shown_in_words(seconds: int, seen: str) -> None:
+    assert ago(NOON, NOON + timedelta(seconds=seconds)) == seen
 
 
 @pytest.fixture

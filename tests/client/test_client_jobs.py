@@ -72,7 +72,7 @@ def five_jobs(connection: redis.Redis) -> None:
     submit(connection, "started")
     start(connection, "started")
     job = fetch(connection, "started")
-    connection.zadd(f"rq:wip:{job.origin}", {f"{job.id}:1": 1})  # as late as a dead worker leaves it
+    connection.zadd(f"rq:wip:{job.origin}", {f"{job.id}:1": 1})  # as late as after a worker's end
     write(connection, "started", "a")
     submit(connection, "queued")
 
@@ -130,7 +130,7 @@ def test_a_job_whose_record_is_damaged_hides_no_other(connection: redis.Redis) -
     result = client("jobs", "--json")
 
     assert [row["job_id"] for row in json.loads(result.stdout)] == ["whole"]
-    assert "job damaged is left out" in result.stderr
+    assert "job damaged is skipped" in result.stderr
     assert result.exit_code == 0
 
 

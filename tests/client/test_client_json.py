@@ -22,11 +22,11 @@ def connection(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
 def error_of(result: Result) -> dict[str, Any]:
     """The error on stderr, which is one line of strict JSON."""
     *_, last = result.stderr.splitlines()
-    told: dict[str, dict[str, Any]] = json.loads(last, parse_constant=pytest.fail)
-    assert set(told) == {"error"}
-    assert set(told["error"]) == {"type", "message"}
-    assert not told["error"]["message"].startswith("error: ")
-    return told["error"]
+    seen: dict[str, dict[str, Any]] = json.loads(last, parse_constant=pytest.fail)
+    assert set(seen) == {"error"}
+    assert set(seen["error"]) == {"type", "message"}
+    assert not seen["error"]["message"].startswith("error: ")
+    return seen["error"]
 
 
 @pytest.mark.parametrize(
@@ -108,9 +108,9 @@ def test_a_batch_prints_its_outcome_once(connection: redis.Redis, tmp_path: Path
     result = client("batch", str(file), "--output", str(out), "--json")
 
     assert result.exit_code == 2
-    told = json.loads(result.stdout)
-    assert told.pop("seconds") >= 0
-    assert told == {
+    seen = json.loads(result.stdout)
+    assert seen.pop("seconds") >= 0
+    assert seen == {
         "total": 2,
         "kept": 0,
         "answered": 0,

@@ -42,7 +42,7 @@ def url(server: subprocess.Popen[bytes]) -> str:
 
 @pytest.fixture
 def connection(url: str) -> Iterator[redis.Redis]:
-    """A connection of the test's own, and a worker in the records, so that nobody complains that there is none."""
+    """A connection of the test's own, and a worker in the records, so that no command complains that there is none."""
     with redis.Redis.from_url(url, protocol=2, legacy_responses=True) as connection:
         wait_until(lambda: answers(connection))
         announce_worker(connection)
@@ -64,7 +64,7 @@ def running_job(connection: redis.Redis, *texts: str) -> None:
     write(connection, "x", *texts)
 
 
-def test_a_reader_who_leaves_ends_a_tail_quietly_at_the_next_token(connection: redis.Redis, url: str) -> None:
+def test_a_reader_that_exits_ends_a_tail_quietly_at_the_next_token(connection: redis.Redis, url: str) -> None:
     running_job(connection, "a\n")
     with Program(url, "tail", "x") as program:
         assert program.output.readline() == "a\n"
@@ -75,7 +75,7 @@ def test_a_reader_who_leaves_ends_a_tail_quietly_at_the_next_token(connection: r
         assert program.ended() == (141, "")
 
 
-def test_a_reader_who_leaves_ends_a_tail_that_has_nothing_to_write(connection: redis.Redis, url: str) -> None:
+def test_a_reader_that_exits_ends_a_tail_that_has_nothing_to_write(connection: redis.Redis, url: str) -> None:
     running_job(connection, "a\n")
     with Program(url, "tail", "x") as program:
         assert program.output.readline() == "a\n"
@@ -91,7 +91,7 @@ def test_a_reader_who_leaves_ends_a_tail_that_has_nothing_to_write(connection: r
         "--help",
     ],
 )
-def test_head_takes_what_it_wants_and_nobody_complains(connection: redis.Redis, url: str, arguments: str) -> None:
+def test_head_takes_what_it_wants_without_a_complaint(connection: redis.Redis, url: str, arguments: str) -> None:
     run(connection, "x", [f"{n}\n" for n in range(20_000)])
 
     ended = subprocess.run(

@@ -78,7 +78,7 @@ def test_tail_from_behind_the_end_shows_only_the_end(connection: redis.Redis) ->
 
 
 @pytest.mark.parametrize("place", ["-1", "abc", "1-", "5-5-5", "", "$", " 0", "+", "1.0", "1_0", "１", "²", "9" * 30])
-def test_tail_refuses_a_place_that_is_no_token_number(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_tail_refuses_a_start_that_is_no_token_number(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     monkeypatch.setattr("minilab_gen.protocol.connection.connect", pytest.fail)
 
     result = client("tail", "x", "--from", place)
@@ -251,9 +251,9 @@ def test_status_of_a_waiting_job_tells_its_place_and_that_no_worker_is_there(con
     submit(connection, "first")
     submit(connection, "x")
 
-    told = json.loads(client("status", "x", "--json").stdout)
+    seen = json.loads(client("status", "x", "--json").stdout)
 
-    assert (told["state"], told["position"], told["workers_alive"], told["end"]) == ("queued", 1, 0, None)
+    assert (seen["state"], seen["position"], seen["workers_alive"], seen["end"]) == ("queued", 1, 0, None)
     assert "no worker serves the model base" in client("status", "x").stdout
 
 
@@ -277,16 +277,21 @@ def test_status_of_an_ended_job_is_no_failure_and_tells_the_end(connection: redi
 
     assert result.exit_code == 0
     assert "state    failed" in result.stdout
-    told = json.loads(client("status", "x", "--json").stdout)
-    assert (told["end"], told["error"], told["tokens"], told["prompt_tokens"]) == ("error", "it\x1b[2J broke", 4, 3)
+    seen = json.loads(client("status", "x", "--json").stdout)
+    assert (seen["end"], seen["error"], seen["tokens"], seen["prompt_tokens"]) == (
+        "error",
+        "it\x1b[2J broke",
+        4,
+        3,
+    )
 
 
 def test_status_of_a_job_that_waited_too_long_is_failed(connection: redis.Redis) -> None:
     overdue(connection, "x")
 
-    told = json.loads(client("status", "x", "--json").stdout)
+    seen = json.loads(client("status", "x", "--json").stdout)
 
-    assert (told["state"], told["end"], told["phase"]) == ("failed", "timeout", "waiting")
+    assert (seen["state"], seen["end"], seen["phase"]) == ("failed", "timeout", "waiting")
 
 
 # result
@@ -311,9 +316,14 @@ def test_the_result_as_ids_is_what_submit_takes(connection: redis.Redis) -> None
 def test_the_result_as_json_has_ids_text_seed_and_end(connection: redis.Redis, flags: tuple[str, ...]) -> None:
     run(connection, "x", TEXTS)
 
-    (told,) = events(client("result", "x", *flags))
+    (seen,) = events(client("result", "x", *flags))
 
-    assert (told["ids"], told["text"], told["seed"], told["end"]) == ([101, 102, 103, 104], " était\n là", 0, "length")
+    assert (seen["ids"], seen["text"], seen["seed"], seen["end"]) == (
+        [101, 102, 103, 104],
+        " était\n là",
+        0,
+        "length",
+    )
 
 
 def test_a_job_that_has_not_ended_has_no_result_yet(connection: redis.Redis) -> None:
@@ -374,7 +384,7 @@ def test_cancelling_an_ended_job_changes_nothing_and_is_no_error(connection: red
     assert client("tail", "x").exit_code == 0
 
 
-def test_an_unknown_job_keeps_nobody_from_cancelling_the_others(connection: redis.Redis) -> None:
+def test_the_others_are_cancelled_beside_an_unknown_job(connection: redis.Redis) -> None:
     submit(connection, "x")
 
     result = client("cancel", "nope", "x")

@@ -85,7 +85,7 @@ def test_a_job_that_was_cancelled_while_it_waited_can_be_retried(connection: red
     assert queued(connection) == [new_id]
 
 
-def test_a_job_that_waited_too_long_can_be_retried_though_nobody_noticed(connection: redis.Redis) -> None:
+def test_a_job_that_waited_too_long_can_be_retried_that_no_command_has_noticed_yet(connection: redis.Redis) -> None:
     overdue(connection, "x")
 
     new_id = retried("x")
@@ -106,7 +106,7 @@ def test_a_job_that_has_not_ended_is_refused(connection: redis.Redis) -> None:
     assert queued(connection) == ["waits"]
 
 
-def test_one_that_cannot_be_retried_keeps_nobody_from_retrying_the_others(connection: redis.Redis) -> None:
+def test_the_others_are_retried_beside_one_that_cannot_be(connection: redis.Redis) -> None:
     run(connection, "x", ["a"])
     submit(connection, "waits")
     run(connection, "y", ["a"])
@@ -122,13 +122,13 @@ def test_json_tells_old_and_new_id_model_and_seed(connection: redis.Redis) -> No
     enqueue(connection, SAMPLED, Submission(job_id="x"))
     cancel(connection, "x")
 
-    (told,) = events(client("retry", "x", "--json"))
+    (seen,) = events(client("retry", "x", "--json"))
 
     (new_id,) = queued(connection)
-    assert told == {"event": "submitted", "job_id": new_id, "model": "base", "seed": 41, "retry_of": "x"}
+    assert seen == {"event": "submitted", "job_id": new_id, "model": "base", "seed": 41, "retry_of": "x"}
 
 
-def test_a_model_that_nobody_announces_any_more_is_refused(connection: redis.Redis) -> None:
+def test_a_model_that_no_worker_announces_any_more_is_refused(connection: redis.Redis) -> None:
     enqueue(connection, SAMPLED, Submission("other", "x"))
     cancel(connection, "x")
 

@@ -85,7 +85,7 @@ def nothing_is_left(server: redis.Redis) -> bool:
     return MARK not in repr(books(server))
 
 
-def told(result: Result) -> tuple[int, str]:
+def message(result: Result) -> tuple[int, str]:
     """The exit code, and what was printed about the one job."""
     (line,) = result.stdout.splitlines()
     return result.exit_code, line.partition("  ")[2]
@@ -197,7 +197,7 @@ def test_a_token_that_was_altered_is_named(server: redis.Redis, job: str) -> Non
 
     result = client("verify", job)
 
-    assert told(result) == (
+    assert message(result) == (
         1,
         f"token 17 differs: stored 12 (' le'), recomputed {before.token_id} ({before.text!r})",
     )
@@ -211,7 +211,7 @@ def test_a_token_that_was_altered_is_named(server: redis.Redis, job: str) -> Non
 def test_a_text_that_was_altered_is_named(server: redis.Redis, job: str) -> None:
     before = alter(server, job, 3, text="forged")
 
-    assert told(client("verify", job)) == (
+    assert message(client("verify", job)) == (
         1,
         f"the text of token 3 differs: stored 'forged', recomputed {before.text!r}",
     )
@@ -221,11 +221,11 @@ def test_tokens_that_were_cut_off_or_added_are_named(server: redis.Redis, job: s
     *tokens, ended = read_stream(server, job)
     assert isinstance(ended, EndEvent)
     rewrite(server, job, [*tokens[:30], replace(ended, tokens=30)])
-    assert told(client("verify", job))[1].startswith("token 31 differs: stored none, recomputed")
+    assert message(client("verify", job))[1].startswith("token 31 differs: stored none, recomputed")
 
     rewrite(server, job, [*tokens, TokenEvent(41, 9, "x"), replace(ended, tokens=41)])
 
-    assert told(client("verify", job)) == (1, "token 41 differs: stored 9 ('x'), recomputed none")
+    assert message(client("verify", job)) == (1, "token 41 differs: stored 9 ('x'), recomputed none")
 
 
 def test_another_end_is_named(server: redis.Redis, job: str) -> None:
@@ -233,7 +233,7 @@ def test_another_end_is_named(server: redis.Redis, job: str) -> None:
     assert isinstance(ended, EndEvent)
     rewrite(server, job, [*tokens, replace(ended, reason="context")])
 
-    assert told(client("verify", job)) == (
+    assert message(client("verify", job)) == (
         1,
         "the end differs in its reason: stored 'context', recomputed 'length'",
     )
@@ -251,13 +251,13 @@ def test_an_entry_that_was_removed_is_named(
 ) -> None:
     server.xdel(keys.token_stream(job), *entries)
 
-    assert told(client("verify", job)) == (1, words)
+    assert message(client("verify", job)) == (1, words)
 
 
 def test_a_job_that_another_model_made_is_not_compared(server: redis.Redis, job: str, served: ServedModel) -> None:
     server.hset(Job.key_for(job), keys.FINGERPRINT_FIELD, "e" * 32)
 
-    code, words = told(client("verify", job))
+    code, words = message(client("verify", job))
 
     assert code == 1
     assert words.startswith(f"made by the model {'e' * 32}, computed again by {served.card.fingerprint}")
@@ -266,7 +266,7 @@ def test_a_job_that_another_model_made_is_not_compared(server: redis.Redis, job:
 def test_a_job_of_an_ordinary_rq_worker_which_names_no_model_is_compared(server: redis.Redis, job: str) -> None:
     server.hdel(Job.key_for(job), keys.FINGERPRINT_FIELD)
 
-    assert told(client("verify", job)) == (0, "equal: 40 tokens")
+    assert message(client("verify", job)) == (0, "equal: 40 tokens")
 
 
 @pytest.mark.parametrize("reason", ["cancelled", "timeout", "error"])
@@ -275,11 +275,11 @@ def test_of_a_job_that_was_stopped_the_tokens_that_it_has_are_compared(
 ) -> None:
     tokens = read_stream(server, job)[:7]
     rewrite(server, job, [*tokens, EndEvent(reason, 7, 3)])
-    assert told(client("verify", job)) == (0, f"equal: 7 tokens, as far as it came ({reason})")
+    assert message(client("verify", job)) == (0, f"equal: 7 tokens, as far as it came ({reason})")
 
     alter(server, job, 7, token_id=12)
 
-    code, words = told(client("verify", job))
+    code, words = message(client("verify", job))
     assert (code, words.startswith("token 7 differs: stored 12")) == (1, True)
 
 
@@ -287,10 +287,10 @@ def test_a_job_that_ended_without_a_token_has_none_that_differs(server: redis.Re
     submit(server, "x")
     cancel(server, "x")
 
-    assert told(client("verify", "x")) == (0, "equal: it ended without a token (cancelled)")
+    assert message(client("verify", "x")) == (0, "equal: it ended without a token (cancelled)")
 
 
-def test_one_that_cannot_be_verified_keeps_nobody_from_verifying_the_others(server: redis.Redis, job: str) -> None:
+def test_the_others_are_verified_beside_one_that_cannot_be(server: redis.Redis, job: str) -> None:
     submit(server, "runs")
     start(server, "runs")
 
@@ -311,7 +311,7 @@ def test_a_computation_that_fails_is_told(server: redis.Redis, start_worker: Sta
     end(server, "x", 1)
     start_worker()
 
-    code, words = told(client("verify", "x"))
+    code, words = message(client("verify", "x"))
 
     assert code == 1
     assert words.startswith("it could not be computed again: prompt ids must be 0 to 2047, got 1000000")
@@ -345,7 +345,7 @@ def test_few_jobs_are_computed_at_a_time(server: redis.Redis) -> None:
     assert nothing_is_left(server)
 
 
-def test_whoever_stops_in_the_middle_leaves_nothing_behind(
+def test_stopping_in_the_middle_leaves_nothing_in_redis(
     server: redis.Redis, start_worker: StartWorker, job: str
 ) -> None:
     job_ids = finished(server, [REQUEST] * 20)

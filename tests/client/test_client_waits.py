@@ -75,7 +75,7 @@ def test_a_result_that_is_there_is_not_waited_for(connection: redis.Redis) -> No
 
 
 @pytest.mark.parametrize("command", [("submit", "Phileas Fogg", "--job-id", "x"), ("retry", "old")])
-def test_whoever_follows_a_new_job_may_stop_waiting(connection: redis.Redis, command: tuple[str, ...]) -> None:
+def test_following_a_new_job_ends_with_wait(connection: redis.Redis, command: tuple[str, ...]) -> None:
     run(connection, "old", ["a"])
 
     result = client(*command, "--follow", "--wait", "0.1")

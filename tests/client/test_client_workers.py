@@ -63,7 +63,7 @@ def test_workers_are_listed_with_whether_they_live(connection: redis.Redis) -> N
     assert states == ["STATE", "unknown", "gone", "unknown"]
 
 
-def test_a_worker_is_shown_with_its_places_speed_and_exactness(connection: redis.Redis) -> None:
+def test_a_worker_is_shown_with_its_slots_speed_and_exactness(connection: redis.Redis) -> None:
     announce_worker(connection, "minilab-a")
     publish_stats(connection, "minilab-a", replace(REPORT, reported_at=time.time()))
 

@@ -8,19 +8,18 @@ import unicodedata
 from dataclasses import replace
 
 import pytest
-from minilab_client.watching.cropped import Cropped
 from minilab_client.watching.drawing import View
-from minilab_client.watching.plot import columns, plot
-from minilab_client.watching.room import Room
+from minilab_client.watching.layout import Layout
+from minilab_client.watching.renderables import Cropped, columns, plot
 from minilab_client.watching.snapshot import (
     Counts,
     EndedJob,
     Fleet,
     ModelLine,
     RunningJob,
-    Sample,
     Snapshot,
     Speed,
+    SpeedSample,
     WorkerLine,
 )
 from rich.cells import cell_len
@@ -45,7 +44,7 @@ def busy() -> Snapshot:
     return Snapshot(
         taken_at=NOON,
         models=(ModelLine("base", 5, 112, 100_000, 64, 1204, 3, 1), ModelLine("m" * 64, 1, 2, 3)),
-        fleet=Fleet(up=19, gone=1, used=64, places=1280),
+        fleet=Fleet(up=19, gone=1, used=64, slots=1280),
         workers=(*workers, WorkerLine("an-ordinary-one", "base", alive=True)),
         running=tuple(running),
         ended=(
@@ -60,7 +59,7 @@ def busy() -> Snapshot:
 
 def speed(seconds: range) -> Speed:
     """A speed of so many tokens per second as the clock shows, with a look a second."""
-    samples = tuple(Sample(float(second), float(second)) for second in seconds)
+    samples = tuple(SpeedSample(float(second), float(second)) for second in seconds)
     return Speed(now=99.0, samples=samples, began_at=seconds[0] - 1.0, looked_at=float(seconds[-1]))
 
 
@@ -194,7 +193,7 @@ def test_cropped_text_fills_its_room_and_keeps_whole_characters(text: str, shows
 @pytest.mark.parametrize("height", range(1, 80))
 def test_the_parts_share_no_more_lines_than_there_are(height: int) -> None:
     for counts in (Counts(), Counts(1, 1, 3, 2), Counts(1, 1, 500, 500), Counts(50, 1000, 0, 9), Counts(9, 9, 9, 0)):
-        rows = Room(height).share(counts)
+        rows = Layout(height).rows(counts)
         blank = 5 if rows.spacious else 0
         parts = max(1, rows.models) + max(1, rows.workers) + rows.running + rows.ended
 
@@ -203,7 +202,7 @@ def test_the_parts_share_no_more_lines_than_there_are(height: int) -> None:
 
 
 def test_a_room_that_is_large_enough_shows_everything() -> None:
-    rows = Room(60).share(Counts(models=2, workers=5, running=20, ended=10))
+    rows = Layout(60).rows(Counts(models=2, workers=5, running=20, ended=10))
 
     assert (rows.models, rows.workers, rows.running, rows.ended) == (2, 5, 20, 10)
 
@@ -221,7 +220,7 @@ def test_what_was_before_the_watch_began_is_not_known() -> None:
 
 
 def test_a_speed_found_after_a_while_holds_for_all_of_it() -> None:
-    seldom = Speed(30.0, (Sample(50.0, 10.0), Sample(60.0, 30.0)), began_at=40.0, looked_at=60.0)
+    seldom = Speed(30.0, (SpeedSample(50.0, 10.0), SpeedSample(60.0, 30.0)), began_at=40.0, looked_at=60.0)
 
     assert columns(seldom, 60)[-21:] == [10.0] * 11 + [30.0] * 10
 

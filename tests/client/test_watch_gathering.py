@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import redis
 from minilab_client.watching.gathering import Gatherer
-from minilab_client.watching.room import Room
+from minilab_client.watching.layout import Layout
 from minilab_client.watching.snapshot import Counts, Fleet, Snapshot
-from minilab_client.watching.speed import STALE, Speedometer
 from minilab_client.watching.streams import NEWEST_TOKENS
+from minilab_client.watching.workforce import STALE, Speedometer
 from rq import Worker
 from rq.job import JobStatus
 from support.client_program import announce_worker, end, run, start, submit, write
@@ -22,7 +22,7 @@ from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.worker_stats import WorkerStats, publish_stats
 from minilab_gen.request import GenerationRequest
 
-SCREEN = Room(40)
+SCREEN = Layout(40)
 REQUEST = GenerationRequest((5, 12, 7))
 
 
@@ -167,7 +167,7 @@ def test_a_job_that_is_shown_stays_where_it_is_until_it_ends(connection: redis.R
     for job_id in "abcdefghijklmnopqrstuvwxyz":
         begin(connection, job_id)
     gatherer = Gatherer(connection)
-    small = Room(24)
+    small = Layout(24)
     first = [job.job_id for job in gatherer.look(small).running]
 
     connection.zadd(fetch(connection, first[0]).started_job_registry.key, {f"{first[0]}:0123456789abcdef": 10.0**11})
@@ -188,7 +188,7 @@ def test_a_job_whose_worker_is_gone_is_marked(connection: redis.Redis) -> None:
     assert {job.job_id: job.worker_gone for job in look(connection).running} == {"x": False, "y": True}
 
 
-def test_keys_that_somebody_overwrote_hide_nothing_else(connection: redis.Redis) -> None:
+def test_overwritten_keys_hide_nothing_else(connection: redis.Redis) -> None:
     for job_id in ("x", "y", "z"):
         begin(connection, job_id, "text")
     connection.set("rq:job:x", "no hash")
@@ -291,9 +291,9 @@ def test_workers_show_what_they_report(connection: redis.Redis) -> None:
     gone, up, silent = (snapshot := look(connection)).workers
 
     assert (gone.name, gone.alive, gone.tokens_per_second) == ("minilab-c", False, None)
-    assert (up.name, up.alive, up.used, up.places, up.tokens_per_second) == ("minilab-a", True, 3, 8, 12.5)
+    assert (up.name, up.alive, up.used, up.slots, up.tokens_per_second) == ("minilab-a", True, 3, 8, 12.5)
     assert (silent.name, silent.alive, silent.used, silent.tokens_per_second) == ("minilab-b", True, None, None)
-    assert snapshot.fleet == Fleet(up=2, gone=1, used=3, places=8)
+    assert snapshot.fleet == Fleet(up=2, gone=1, used=3, slots=8)
     assert [line.name for line in snapshot.models] == ["base"]
 
 
@@ -333,7 +333,7 @@ def test_a_speed_holds_until_the_next_report_and_not_for_ever() -> None:
     assert speedometer.note(1.0 + STALE, {"a": stats(100, 51.0)}).now == 0.0
 
 
-def test_a_worker_that_leaves_takes_its_speed_along_and_no_more() -> None:
+def test_a_worker_that_exits_takes_its_speed_along_and_no_more() -> None:
     speedometer = Speedometer()
     speedometer.note(0.0, {"a": stats(0, 50.0), "b": stats(0, 50.0)})
     assert speedometer.note(1.0, {"a": stats(100, 51.0), "b": stats(10, 51.0)}).now == 110.0
@@ -405,7 +405,7 @@ def test_a_thousand_workers_are_one_more_command(server: redis.Redis) -> None:
         report(server, name, 0, 1.0)
 
     assert cost_of_a_look(server)[0] == commands + 1
-    assert look(server).fleet == Fleet(up=1000, used=3000, places=8000)
+    assert look(server).fleet == Fleet(up=1000, used=3000, slots=8000)
 
 
 def test_no_more_streams_are_read_than_are_shown(server: redis.Redis) -> None:
@@ -416,5 +416,5 @@ def test_no_more_streams_are_read_than_are_shown(server: redis.Redis) -> None:
     snapshot = look(server)
 
     used: Any = server.info("commandstats")
-    assert used["cmdstat_xrevrange"]["calls"] == len(snapshot.running) == SCREEN.share(snapshot.counts).running
+    assert used["cmdstat_xrevrange"]["calls"] == len(snapshot.running) == SCREEN.rows(snapshot.counts).running
     assert snapshot.counts.running == 60

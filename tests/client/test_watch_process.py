@@ -146,7 +146,7 @@ def test_a_terminal_shows_the_service_and_gets_its_own_screen_back(connection: r
         assert terminal.ended() == 0
 
 
-def test_text_grows_while_somebody_watches(connection: redis.Redis, service: Server) -> None:
+def test_text_grows_while_it_is_watched(connection: redis.Redis, service: Server) -> None:
     with Terminal(service.url) as terminal:
         terminal.wait_for("Phileas Fogg")
 
@@ -157,7 +157,7 @@ def test_text_grows_while_somebody_watches(connection: redis.Redis, service: Ser
 
 
 @pytest.mark.parametrize("how", ["key", "signal"])
-def test_ctrl_c_leaves_as_it_leaves_other_commands(connection: redis.Redis, service: Server, how: str) -> None:
+def test_ctrl_c_exits_as_other_commands_do(connection: redis.Redis, service: Server, how: str) -> None:
     with Terminal(service.url) as terminal:
         terminal.wait_for("Phileas Fogg")
 
@@ -293,7 +293,7 @@ def test_once_without_a_terminal_is_one_line(connection: redis.Redis, service: S
         assert program.ended() == (0, "")
 
 
-def test_a_reader_who_leaves_ends_the_watch_before_its_next_look(connection: redis.Redis, service: Server) -> None:
+def test_a_reader_that_exits_ends_the_watch_before_its_next_look(connection: redis.Redis, service: Server) -> None:
     with Program(service.url, "watch", "--interval", "3600") as program:
         program.output.readline()
 

@@ -18,8 +18,10 @@ from minilab_gen.request import (
     GREEDY,
     MAX_SEED,
     MAX_STOP_IDS,
+    SETTING_FIELDS,
     GenerationRequest,
     ModelLimits,
+    RequestSettings,
     SamplingSettings,
 )
 
@@ -265,3 +267,15 @@ def test_whatever_json_comes_it_is_a_request_or_a_refusal(payload: Any) -> None:
         return
 
     assert GenerationRequest.from_payload(request.to_payload()) == request
+
+
+def test_every_field_of_a_payload_is_a_keyword_argument_that_editors_complete() -> None:
+    assert RequestSettings.__annotations__.keys() == set(SETTING_FIELDS)
+    assert GenerationRequest((1,)).to_payload().keys() <= {"prompt", *SETTING_FIELDS}
+
+
+def test_a_seed_is_set_only_where_tokens_are_drawn() -> None:
+    sampled = GenerationRequest((1,), settings=SamplingSettings(temperature=1.0, top_k=3))
+
+    assert sampled.with_seed(7).settings == SamplingSettings(temperature=1.0, top_k=3, seed=7)
+    assert GenerationRequest((1,)).with_seed(7).settings.seed == 0

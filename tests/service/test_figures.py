@@ -9,7 +9,7 @@ from statistics import median
 
 import click
 import pytest
-from minilab_client.batch.raw_lines import MAX_LINE_BYTES
+from minilab_client.batch.jsonl import MAX_LINE_BYTES
 from minilab_worker.cli import program as worker
 from test_documents import DOCUMENTS, ROOT, each_document, options_of
 

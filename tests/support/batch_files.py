@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from minilab_client.batch.asked_model import AskedModel
+from minilab_client.batch.jsonl import read_lines
 from minilab_client.batch.line import BadLine, Line
-from minilab_client.batch.raw_lines import read_lines
 from minilab_client.batch.reader import LineReader
 
 from minilab_gen.protocol.cards import ModelCard, digest

@@ -14,7 +14,7 @@ import pytest
 import redis
 import rq.utils
 from minilab_client.watching.gathering import Gatherer
-from minilab_client.watching.room import Room
+from minilab_client.watching.layout import Layout
 from minilab_worker.job_store import FINGERPRINT_WAIT
 from minilab_worker.rq.claims import HEARTBEAT_TTL
 from minilab_worker.rq.started_jobs import StartedJobs
@@ -304,7 +304,7 @@ def test_the_live_view_counts_what_ended_within_a_day(server: redis.Redis, set_c
     server.zadd(queue.canceled_job_registry.key, {"c": now - 60, "gone": now - keys.RETENTION - 60})
     set_clock()
 
-    snapshot = Gatherer(server).look(Room(40))
+    snapshot = Gatherer(server).look(Layout(40))
 
     (line,) = snapshot.models
     assert (line.done, line.failed, line.cancelled) == (2, 0, 1)

@@ -1,4 +1,4 @@
-"""The model that a batch asks, as far as a client knows it. It must not know who serves it."""
+"""The model that a batch asks, as far as a client knows it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``minilab-client batch``: answer a file of requests. It must not know how that is done."""
+"""``minilab-client batch``: answer a file of requests."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from minilab_gen.protocol import keys
 from minilab_gen.protocol.keys import Priority
 
 IN_FLIGHT: Final = 256
-"""Jobs in the queue or running, by default: four workers of 64 places each have as many, and one has three in waiting
+"""Jobs in the queue or running, by default: four workers of 64 slots each have as many, and one has three in waiting
 for each that runs, so that it never waits for a look at those that have ended."""
 
 
@@ -44,7 +44,7 @@ for each that runs, so that it never waits for a look at those that have ended."
     type=parameters.whole_number_from_1,
     default=str(IN_FLIGHT),
     metavar="N",
-    help=f"Jobs that wait or run at a time. Default: {IN_FLIGHT}; four times the places of all workers is good.",
+    help=f"Maximum number of unfinished jobs. Default: {IN_FLIGHT}; four times the slots of all workers is good.",
 )
 @timeout_option
 @priority_option("low")
@@ -75,18 +75,18 @@ def batch(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
 
     Exit codes: 0 all lines have an answer, 1 some have none, 2 bad usage or no line can be read, 4 no Redis.
     """
-    from minilab_client.batch.answering import answer
     from minilab_client.batch.asked_model import AskedModel
     from minilab_client.batch.files import BatchFiles
-    from minilab_client.batch.flights import Flights
-    from minilab_client.batch.waiting import WaitingNotes
-    from minilab_client.batch.whole_lines import beside
+    from minilab_client.batch.jsonl import beside
+    from minilab_client.batch.pending_jobs import PendingJobs
+    from minilab_client.batch.run import answer
+    from minilab_client.batch.waiting import StallNotes
     from minilab_gen.protocol.jobs import Submission
 
     files = BatchFiles(lines, output, errors or beside(output, "errors"))
     submission = Submission(model, None, priority, timeout, None, max_queued)
     with settings.connect() as connection:
         asked = AskedModel.read(connection, model)
-        flights = Flights(connection, submission, asked.card.fingerprint, in_flight)
-        notes = WaitingNotes(connection, keys.queue_name(model, priority), quiet=quiet)
-        return answer(files, asked, flights, notes, quiet=quiet, as_json=as_json)
+        pending = PendingJobs(connection, submission, asked.card.fingerprint, in_flight)
+        notes = StallNotes(connection, keys.queue_name(model, priority), quiet=quiet)
+        return answer(files, asked, pending, notes, quiet=quiet, as_json=as_json)

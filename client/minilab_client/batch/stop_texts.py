@@ -1,4 +1,4 @@
-"""Answers cut before a stop text, as if the model had stopped there. It must not know who asked for that.
+"""Answers cut before a stop text, as if the model had stopped there.
 
 A model emits tokens, and a text may begin in one and end in another. What follows a stop text has no influence on what
 stands before it. So to cut the finished answer gives exactly what stopping would have given. The text that counts is

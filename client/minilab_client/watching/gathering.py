@@ -1,7 +1,4 @@
-"""Makes a snapshot of the service, look by look, in three round trips: the time, what there is, what is visible of it.
-
-It must not know how a snapshot is drawn, and it changes nothing in Redis.
-"""
+"""Makes a snapshot of the service in three round trips: the time, what there is, what fits the screen. Read-only."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from collections.abc import Collection
 
 import redis
 
-from minilab_client.watching.room import Room
+from minilab_client.watching.layout import Layout
 from minilab_client.watching.snapshot import Counts, ModelLine, Snapshot
 from minilab_client.watching.streams import EndedJobs, RunningJobs
 from minilab_client.watching.survey import Survey, readable, survey
@@ -30,11 +27,11 @@ class Gatherer:
         self._running = RunningJobs()
         self._ended = EndedJobs()
 
-    def look(self, room: Room) -> Snapshot:
-        """What there is now, and as many jobs of it as there is room for. Raises what redis-py raises."""
+    def look(self, layout: Layout) -> Snapshot:
+        """What there is now, and as many of its jobs as fit the screen. Raises what redis-py raises."""
         now = server_time(self._connection)
-        found = self._survey(room.height, now)
-        rows = room.share(_counts(len(found.models), len(found.workers), found.models.values()))
+        found = self._survey(layout.height, now)
+        rows = layout.rows(_counts(len(found.models), len(found.workers), found.models.values()))
         workforce = self._workforce
         with self._connection.pipeline(transaction=False) as pipeline:
             workforce.ask(pipeline, found.workers)

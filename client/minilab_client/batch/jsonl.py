@@ -1,11 +1,14 @@
-"""The lines of a JSONL file, one at a time, however long the file is. It must not know what they mean."""
+"""JSON lines: read one at a time, however long the file is, and written whole or not at all."""
 
 from __future__ import annotations
 
 import codecs
+import contextlib
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, BinaryIO, Final
 
 from minilab_client.given_text import decoded, without_mark
@@ -79,3 +82,37 @@ def _fields(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
             raise RequestError(f"a field must be given once, got {shown(name)} twice")
         fields[name] = value
     return fields
+
+
+_SEPARATORS: Final = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
+"""Characters at which Unicode, and Python's ``splitlines``, end a line; JSON may hold them as they are."""
+
+
+def write_line(file: int, path: Path, content: Mapping[str, Any]) -> None:
+    """Append an object as one line to an open file. Raises OSError with the path; nothing of the line is left then."""
+    text = json.dumps(content, ensure_ascii=False, allow_nan=False).translate(_SEPARATORS)
+    before = os.fstat(file).st_size
+    rest = f"{text}\n".encode()
+    try:
+        while rest:  # one call, but where a disk is about to be full
+            rest = rest[os.write(file, rest) :]
+    except BaseException as error:
+        os.ftruncate(file, before)
+        if isinstance(error, OSError):
+            raise OSError(error.errno, error.strerror, str(path)) from error
+        raise
+
+
+def sync_folder(folder: Path) -> None:
+    """Have the names in a folder survive a power cut, where its file system can do that."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def beside(path: Path, what: str) -> Path:
+    """The file for something else about the same lines: ``out.jsonl`` has ``out.errors.jsonl`` beside it."""
+    return path.with_name(f"{path.stem}.{what}{path.suffix}")

@@ -1,6 +1,6 @@
-"""The jobs of a batch: found again or put into the queue, so many at a time, and met at their end.
+"""The jobs of a batch: found again or put into the queue, so many at a time, and collected at their end.
 
-It must not know files. A job's id comes from its line, so that a job which an earlier run has submitted is found and
+A job's id comes from its line, so that a job which an earlier run has submitted is found and
 not run twice. Where a call fails in the middle because Redis is lost, it may be made again.
 """
 
@@ -33,7 +33,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Landing:
+class EndedLine:
     """How the job of a line ended."""
 
     line: Line
@@ -48,8 +48,8 @@ _Outcome = Answer | Failure | _Again
 
 
 @dataclass(slots=True, eq=False)
-class _Flight:
-    """A line on its way."""
+class _PendingJob:
+    """A line without an outcome yet, and its job."""
 
     line: Line
     request: GenerationRequest
@@ -65,56 +65,56 @@ class _Flight:
         return self.line.job_id(self.attempt)
 
 
-class Flights:
+class PendingJobs:
     """The lines that were taken from the file and have no outcome yet."""
 
     def __init__(self, connection: redis.Redis, submission: Submission, fingerprint: str, at_once: int) -> None:
         """``submission`` is for all jobs; answers that models of another ``fingerprint`` once gave do not count."""
         self._connection, self._submission, self._fingerprint = connection, submission, fingerprint
         self._at_once = at_once
-        self._waiting: deque[_Flight] = deque()
-        self._flying: dict[str, _Flight] = {}
+        self._waiting: deque[_PendingJob] = deque()
+        self._submitted: dict[str, _PendingJob] = {}
         self.is_held_back = False
         """Whether the queue has just been too full to take more."""
 
     @property
-    def room(self) -> int:
+    def free(self) -> int:
         """How many more lines it takes."""
-        return self._at_once - len(self._waiting) - len(self._flying)
+        return self._at_once - len(self._waiting) - len(self._submitted)
 
     @property
     def submitted(self) -> int:
         """Jobs that have not ended, as far as is known."""
-        return len(self._flying)
+        return len(self._submitted)
 
     @property
-    def are_over(self) -> bool:
-        return not self._waiting and not self._flying
+    def is_empty(self) -> bool:
+        return not self._waiting and not self._submitted
 
     def add(self, line: Line) -> None:
-        self._waiting.append(_Flight(line, line.request))
+        self._waiting.append(_PendingJob(line, line.request))
 
-    def launch(self) -> None:
+    def submit(self) -> None:
         """Find the jobs of waiting lines, or submit them as far as the queue takes them."""
         self._find_earlier()
         self.is_held_back = False
         for _ in range(len(self._waiting)):
-            flight = self._waiting[0]
+            pending = self._waiting[0]
             try:
-                enqueue(self._connection, flight.request, replace(self._submission, job_id=flight.job_id))
-            except DuplicateJobError:  # somebody was quicker, or our own first try has arrived: look again
-                flight.was_refused = True
+                enqueue(self._connection, pending.request, replace(self._submission, job_id=pending.job_id))
+            except DuplicateJobError:  # another client was quicker, or our own first try has arrived: look again
+                pending.was_refused = True
                 self._waiting.rotate(-1)
                 continue
             except QueueFullError:
                 self.is_held_back = True
                 return
-            self._flying[flight.job_id] = self._waiting.popleft()
+            self._submitted[pending.job_id] = self._waiting.popleft()
 
-    def land(self) -> list[Landing]:
+    def collect(self) -> list[EndedLine]:
         """The lines whose jobs have ended since the last call."""
-        flying = list(self._flying)
-        states = dict(zip(flying, states_of(self._connection, flying), strict=True))
+        submitted = list(self._submitted)
+        states = dict(zip(submitted, states_of(self._connection, submitted), strict=True))
         finished = [job_id for job_id, state in states.items() if state == "finished"]
         outcomes: dict[str, _Outcome | None] = {
             job_id: answer or self._outcome_of(job_id)
@@ -126,34 +126,34 @@ class Flights:
             elif state in ("failed", "cancelled"):
                 outcomes[job_id] = self._outcome_of(job_id)
         # Up to here nothing was changed, so that a connection which is lost on the way takes no outcome with it.
-        return [landing for job_id, outcome in outcomes.items() if (landing := self._settle(job_id, outcome))]
+        return [ended for job_id, outcome in outcomes.items() if (ended := self._settle(job_id, outcome))]
 
     def _find_earlier(self) -> None:
         """Go on with jobs that are there already. One that failed is passed over: the next attempt is another job."""
         unknown = list(self._waiting)
         while unknown:
-            states = states_of(self._connection, [flight.job_id for flight in unknown])
+            states = states_of(self._connection, [pending.job_id for pending in unknown])
             looked_up = list(zip(unknown, states, strict=True))
             unknown = []
-            for flight, state in looked_up:
-                if state in ("failed", "cancelled") or (state is None and flight.was_refused):
-                    flight.request = self._request_after(flight)
-                    flight.attempt += 1
-                    unknown.append(flight)
+            for pending, state in looked_up:
+                if state in ("failed", "cancelled") or (state is None and pending.was_refused):
+                    pending.request = self._request_after(pending)
+                    pending.attempt += 1
+                    unknown.append(pending)
                 elif state is not None:
-                    flight.was_found = True
-                    self._flying[flight.job_id] = flight
-                flight.was_refused = False
-            self._waiting = deque(flight for flight in self._waiting if not flight.was_found)
+                    pending.was_found = True
+                    self._submitted[pending.job_id] = pending
+                pending.was_refused = False
+            self._waiting = deque(pending for pending in self._waiting if not pending.was_found)
 
-    def _request_after(self, flight: _Flight) -> GenerationRequest:
+    def _request_after(self, pending: _PendingJob) -> GenerationRequest:
         """What the attempt after one that failed asks: the same, with the date that a chat's template wrote then."""
-        if flight.line.rendered_digest is None:
-            return flight.request
+        if pending.line.rendered_digest is None:
+            return pending.request
         try:
-            return request_of(fetch(self._connection, flight.job_id))
+            return request_of(fetch(self._connection, pending.job_id))
         except (UnknownJobError, RequestError):
-            return flight.request
+            return pending.request
 
     def _outcome_of(self, job_id: str) -> _Outcome | None:
         """How a job ended, by its stream; None where a worker is still at it, whatever RQ says."""
@@ -162,7 +162,7 @@ class Flights:
             fingerprint = fingerprint_of(self._connection, job_id)
         except UnknownJobError:
             return "spent"
-        except (MiniLabError, ValueError) as error:  # a record or a stream that somebody has damaged
+        except (MiniLabError, ValueError) as error:  # a damaged record or stream
             return Failure("error", str(error))
         if found is None:
             return None
@@ -170,31 +170,31 @@ class Flights:
             return Answer(found.ids, found.text, found.end, time.time(), fingerprint)
         return Failure(found.end.reason, _reason(found.end))
 
-    def _settle(self, job_id: str, outcome: _Outcome | None) -> Landing | None:
-        """The landing of a job; None where it flies on, or its line goes back to those that wait."""
+    def _settle(self, job_id: str, outcome: _Outcome | None) -> EndedLine | None:
+        """The ended line of a job; None where it runs on, or its line has to be submitted anew."""
         if outcome is None:
             return None
-        flight = self._flying[job_id]
+        pending = self._submitted[job_id]
         if isinstance(outcome, str):
-            flight.losses += 1
-            if flight.losses > MOST_LOSSES:
+            pending.losses += 1
+            if pending.losses > MOST_LOSSES:
                 outcome = Failure(
-                    "lost", f"Redis lost the job {flight.losses} times; is its maxmemory-policy noeviction?"
+                    "lost", f"Redis lost the job {pending.losses} times; is its maxmemory-policy noeviction?"
                 )
-        elif isinstance(outcome, Answer) and self._is_by_another_model(flight, outcome):
+        elif isinstance(outcome, Answer) and self._is_by_another_model(pending, outcome):
             outcome = "spent"
-        del self._flying[job_id]
+        del self._submitted[job_id]
         if not isinstance(outcome, str):
-            return Landing(flight.line, job_id, outcome)
-        flight.attempt += outcome == "spent"
-        flight.was_found = False
-        self._waiting.append(flight)
+            return EndedLine(pending.line, job_id, outcome)
+        pending.attempt += outcome == "spent"
+        pending.was_found = False
+        self._waiting.append(pending)
         return None
 
-    def _is_by_another_model(self, flight: _Flight, answer: Answer) -> bool:
+    def _is_by_another_model(self, pending: _PendingJob, answer: Answer) -> bool:
         """Whether an earlier run's answer comes from a model that had this name before."""
         known = self._fingerprint and answer.fingerprint
-        return bool(flight.was_found and known and answer.fingerprint != self._fingerprint)
+        return bool(pending.was_found and known and answer.fingerprint != self._fingerprint)
 
 
 def _reason(end: EndEvent) -> str:

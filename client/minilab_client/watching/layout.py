@@ -1,4 +1,4 @@
-"""How many lines of a screen each part of the view gets. It must not know what stands in them."""
+"""How many lines of a screen each part of the view gets."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class Room:
+class Layout:
     """The height of a screen."""
 
     height: int
 
-    def share(self, counts: Counts) -> Rows:
+    def rows(self, counts: Counts) -> Rows:
         """What fits: a few models and workers, then running jobs, then those that ended; a free line goes to others."""
         spacious = self.height >= _SPACIOUS
         plot = 3 if spacious else 1
