@@ -448,10 +448,10 @@ def test_a_job_whose_end_was_lost_as_its_worker_exits_is_requeued(service: Servi
         worker, store, _ = service.start()
         wait_until(lambda: service.tokens("job") > 2)
         with store.away():
-            wait_until(lambda: service.queue.is_published("job"))
+            wait_until(lambda: worker.counters.ended["length"] == 1)
             worker.stop()
             wait_until(lambda: not worker.is_serving)
-        wait_until(lambda: worker.used == 0)
+        wait_until(lambda: service.queue.queued)
 
     assert [claim.job.job_id for claim in service.queue.queued] == ["job"]
     assert (worker.done, service.queue.ended) == (0, {})
