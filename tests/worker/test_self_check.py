@@ -149,7 +149,7 @@ def test_a_quick_start_says_nothing_of_how_far_it_is(
     assert caplog.messages == []
 
 
-def test_the_worker_says_that_it_starts_before_it_loads_torch(tmp_path: Path) -> None:
+def test_the_worker_says_that_it_starts_before_it_loads_torch(small_checkpoint: Path, server_url: str) -> None:
     program = """
 import logging, sys
 class Seen(logging.Handler):
@@ -160,7 +160,7 @@ logging.getLogger("minilab_worker.cli").addHandler(Seen())
 from minilab_worker.cli import main
 main()
 """
-    arguments = ["--model", str(tmp_path), "--name", "x", "--redis-url", "redis://127.0.0.1:1"]
+    arguments = ["--model", str(small_checkpoint), "--name", "x", "--redis-url", server_url, "--burst"]
     ended = subprocess.run(
         [sys.executable, "-c", program, *arguments], capture_output=True, text=True, timeout=120, check=False
     )
