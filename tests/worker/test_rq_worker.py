@@ -38,8 +38,8 @@ LIMIT: Final = 240.0
 """Seconds for anything here to come true: torch is imported and a deep model loaded on a machine that may be loaded."""
 
 LATE: Final = 6.0
-"""Seconds after its start within which a job with a timeout of one must have ended, on a machine however loaded. It takes
-one on a quiet machine; a timeout that goes unheard takes a minute."""
+"""Seconds after its start within which a job with a timeout of one must have ended, however loaded the machine is.
+It takes one on a quiet machine; a timeout that goes unheard takes a minute."""
 
 SHORT = GenerationRequest((1,), max_new_tokens=2)
 WHOLE = GenerationRequest((5, 6, 7), max_new_tokens=1000)
