@@ -181,7 +181,7 @@ def test_the_model_is_chosen_by_flag_or_variable(fake: redis.Redis) -> None:
     [
         ((), "give either JOB... or --all-queued"),
         (("x", "--all-queued", "--yes"), "give either JOB... or --all-queued"),
-        (("--all-queued",), "give --yes where nobody can answer"),
+        (("--all-queued",), "give --yes where there is no terminal"),
         (("--all-queued", "--yes", "--model", "a b"), "a model name must be"),
     ],
 )
