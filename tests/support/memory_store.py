@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,6 +74,8 @@ class MemoryJobStore:
 
     def claim(self, limit: int, wait: float) -> list[Claim]:
         self._check()
+        if not self._queue.queued:
+            time.sleep(wait)  # as the real one blocks, so that an idle worker leaves the interpreter to the others
         with self._queue.lock:
             return [self._start(self._queue.queued.popleft()) for _ in range(min(limit, len(self._queue.queued)))]
 
