@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 _DOCUMENT: Final = Path(__file__).parent.parent.parent / "docs" / "operations.md"
-_HEADING: Final = "## Tools of RQ and Redis"
+_HEADING: Final = "## RQ and Redis tools"
 
 
 def documented(program: str, redis_url: str, job_id: str = "") -> list[list[str]]:
