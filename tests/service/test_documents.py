@@ -42,8 +42,9 @@ def calls_in(line: str) -> Iterator[list[str]]:
 
 
 def options_of(command: click.Command) -> dict[str, click.Option]:
-    """Each spelling of an option: what it is. --help is added by click itself."""
-    options = [option for option in command.get_params(click.Context(command)) if isinstance(option, click.Option)]
+    """Each spelling of an option: what it is. --help is added by click itself, which keeps its first spelling."""
+    context = click.Context(command, help_option_names=["-h", "--help"])
+    options = [option for option in command.get_params(context) if isinstance(option, click.Option)]
     return {name: option for option in options for name in (*option.opts, *option.secondary_opts)}
 
 
