@@ -1,6 +1,8 @@
 # Every target sets up what it needs in .venv and does so again when pyproject.toml or constraints.txt changed.
-# On Linux, PyPI's torch brings CUDA along; for the much smaller CPU build say
-#   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu make demo
+
+# Where the CPU build of torch for Linux is found. PyPI's brings CUDA along, gigabytes that nothing here uses. Where this
+# index cannot be reached pip says so and takes what it finds elsewhere; empty, it is not asked.
+TORCH_INDEX_URL ?= https://download.pytorch.org/whl/cpu
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -21,13 +23,13 @@ COMPOSE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench chaos compose-test pictures check format lint types contracts kernels golden setup
+.PHONY: help demo test bench chaos compose-test interop other-processor pictures check format lint types contracts kernels golden setup
 
 help:  ## show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 demo: $(VENV)/.worker  ## watch a sentence grow token by token; leaves nothing running
-	@$(BIN)/python -m minilab_worker.demo
+	@$(BIN)/minilab-worker demo
 
 test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
 	@$(BIN)/python -m pytest $(ARGS)
@@ -51,6 +53,12 @@ kernels: $(VENV)/.worker  ## compile the kernels anew where their sources change
 
 golden: $(VENV)/.dev  ## compare every build with the golden bits, aarch64 under qemu, too
 	@PYTHONPATH=tests $(BIN)/python -m kernels.golden --cross
+
+interop: $(VENV)/.dev  ## look at a service with rq info, rq-dashboard, rq-exporter and redis-cli; installs them in .venv-interop
+	@PYTHONPATH=tests $(BIN)/python -m interop
+
+other-processor: $(VENV)/.dev  ## run the tests of exactness again, limited to the instructions of other processors
+	@PYTHONPATH=tests $(BIN)/python -m other_processor $(ARGS)
 
 pictures: $(VENV)/.worker  ## make docs/session.svg and docs/watch.svg again, of real runs
 	@$(BIN)/python docs/pictures.py
@@ -80,6 +88,8 @@ $(VENV)/.made:
 # The demo needs only the worker, so a first look does not wait for the tools of the trade.
 $(VENV)/.worker: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing the worker into $(VENV): torch is most of it, a minute or two when pip's cache is warm"
+	@test "$$(uname)" != Linux || test -z '$(TORCH_INDEX_URL)' || \
+		$(PIP) --no-deps --extra-index-url '$(TORCH_INDEX_URL)' torch
 	@$(PIP) -e '.[worker]'
 	@touch $@
 

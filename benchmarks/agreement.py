@@ -1,7 +1,7 @@
 """Whether a checkpoint's greedy answers here are those that transformers would give, token for token, in float32.
 
-It must not know our service: the engine runs all prompts together, and transformers then reads each prompt and answer
-and says which token it would have chosen at every place. It needs the package transformers.
+The engine runs all prompts together, and transformers then reads each prompt and answer
+and says which token it would have chosen at every position. It needs the package transformers.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from smollm2 import FOLDER
 from torch import Tensor
 
 from minilab_gen.engine import Engine, Sequence
-from minilab_gen.model import load
+from minilab_gen.models.checkpoint import load
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import Tokenizer, get_tokenizer
+from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
 
 _SEED: Final = 20_261_129
 _DOCUMENTS: Final = Path(__file__).parent.parent
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class EngineAnswer:
     """A prompt, what the engine answered, and the logits that each token was chosen from."""
 
     prompt: tuple[int, ...]
@@ -41,31 +41,33 @@ def prompts(tokenizer: Tokenizer, count: int, shortest: int, longest: int) -> li
     lines = text.splitlines()
     dice = random.Random(_SEED)
     chosen = []
-    for place in range(count):
-        length = shortest + place * (longest - shortest) // max(1, count - 1)
+    for number in range(count):
+        length = shortest + number * (longest - shortest) // max(1, count - 1)
         start = dice.randrange(len(lines) // 2)
         chosen.append(tuple(tokenizer.encode("\n".join(lines[start : start + 200]).lstrip())[:length]))
     return chosen
 
 
-def answers(folder: Path, asked: list[tuple[int, ...]], new_tokens: int) -> list[Answer]:
+def answers(folder: Path, asked: list[tuple[int, ...]], new_tokens: int) -> list[EngineAnswer]:
     """All prompts together through the engine, greedy."""
     seen: dict[str, list[Tensor]] = {}
     engine = Engine(load(folder), len(asked), on_logits=lambda s, row: seen.setdefault(s.name, []).append(row.clone()))
-    sequences = [Sequence(str(place), GenerationRequest(prompt, new_tokens)) for place, prompt in enumerate(asked)]
+    sequences = [Sequence(str(number), GenerationRequest(prompt, new_tokens)) for number, prompt in enumerate(asked)]
     for sequence in sequences:
         engine.add(sequence)
     while engine.has_work:
         engine.step()
     return [
-        Answer(sequence.request.prompt, sequence.ids[len(sequence.request.prompt) :], torch.stack(seen[sequence.name]))
+        EngineAnswer(
+            sequence.request.prompt, sequence.ids[len(sequence.request.prompt) :], torch.stack(seen[sequence.name])
+        )
         for sequence in sequences
     ]
 
 
 @torch.no_grad()
-def their_logits(folder: Path, given: list[Answer]) -> Iterator[Tensor]:
-    """What transformers computes at the place of each token of each answer, (tokens, vocab)."""
+def their_logits(folder: Path, given: list[EngineAnswer]) -> Iterator[Tensor]:
+    """What transformers computes at the position of each token of each answer, (tokens, vocab)."""
     import transformers  # which takes seconds, and after it there is little memory to spare
 
     model: Any = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()

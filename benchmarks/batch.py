@@ -1,7 +1,7 @@
 """A batch of 10 000 lines whose client is killed twice: ``python benchmarks/batch.py``.
 
-It must not know how the client works. Every good line must have its answer once, with the very tokens of the reference
-loop, every bad line its reason once, and no job may have run twice. Meanwhile the worker's places are counted.
+Every good line must have its answer once, with the very tokens of the reference
+loop, every bad line its reason once, and no job may have run twice. Meanwhile the worker's slots are counted.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import click
 import redis
-from batch_client import HEAD, ClientRun, Files, Places, run_client
+from batch_client import HEAD, ClientRun, Files, Slots, run_client
 from batch_verdict import count_wrong_answers, count_wrong_errors, read_output
 from batch_workload import BadLine, GoodLine, bad_lines, good_lines
 from rq import Worker
@@ -24,17 +24,17 @@ from service import private_redis, worker
 
 from minilab_gen.bench import json_option, model_option
 from minilab_gen.measurement import Progress, facts, table, write_json
-from minilab_gen.model import load
+from minilab_gen.models.checkpoint import load
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import read_card
-from minilab_gen.tokenizer import get_tokenizer
+from minilab_gen.text.tokenizer import get_tokenizer
 
 KILL_AT: Final = (0.3, 0.65)
 """Shares of the good lines that are answered when the client is killed."""
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class BatchResult:
     """What came out, counted."""
 
     good: int
@@ -45,7 +45,7 @@ class Verdict:
     """Custom ids in the output that no good line has."""
     wrong_errors: int
     jobs_run: int
-    """By RQ's books; one for each good line is right."""
+    """By RQ's registries; one for each good line is right."""
     tokens: int
     seconds: float
     """Of all runs of the client."""
@@ -88,7 +88,7 @@ class Trial:
         self._progress = Progress(len(KILL_AT) + 3)
         self.runs: list[ClientRun] = []
 
-    def run(self, files: Files) -> Verdict:
+    def run(self, files: Files) -> BatchResult:
         """Let the client work, kill it, let it go on; then judge what it wrote."""
         self._progress.say("a worker starts")
         with private_redis() as connection, worker(connection, self._folder, self._max_batch, self._threads) as running:
@@ -99,13 +99,13 @@ class Trial:
             for share in (*KILL_AT, None):
                 self._progress.say("the client goes on" if share is None else f"the client is killed at {share:.0%}")
                 kill_at = None if share is None else round(share * len(good))
-                self.runs.append(run_client(files, Places(connection), running, kill_at))
+                self.runs.append(run_client(files, Slots(connection), running, kill_at))
             jobs_run = count_jobs_run(connection)
         self._progress.say("the reference answers")
         given = read_output(files.output)
         wrong = count_wrong_answers(self._folder, good, given, self._progress.say_again)
         self._progress.clear()
-        return Verdict(
+        return BatchResult(
             good=len(good),
             bad=len(bad),
             wrong_answers=wrong,
@@ -121,7 +121,7 @@ class Trial:
 @model_option
 @click.option("--lines", type=click.IntRange(min=100), default=10_000, help="Lines of the file, bad ones among them.")
 @click.option("--distinct", type=click.IntRange(min=1), default=1_000, help="Requests that differ and name a seed.")
-@click.option("--max-batch", type=click.IntRange(1, 1024), default=64, help="Places of the worker.")
+@click.option("--max-batch", type=click.IntRange(1, 1024), default=64, help="Slots of the worker.")
 @click.option("--threads", type=click.IntRange(1, 1024), help="Threads of the worker.  [default: one a core]")
 @json_option
 def main(folder: Path, lines: int, distinct: int, max_batch: int, threads: int | None, json_file: Path | None) -> None:

@@ -1,7 +1,4 @@
-"""The client of a batch as a process that may be killed, and how full the worker is meanwhile.
-
-It must not know what the lines ask for.
-"""
+"""The client of a batch as a process that may be killed, and how full the worker is meanwhile."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ QUEUE: Final = keys.queue_name(keys.DEFAULT_MODEL, "low")
 _MILLION: Final = 1e6
 
 _LOOK_EVERY: Final = 0.02
-"""Seconds between two looks at the worker's places: two small commands."""
+"""Seconds between two looks at the worker's slots: two small commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +59,7 @@ class Look:
 
     seconds: float
     used: int
-    """Places of the worker that are taken."""
+    """Slots of the worker in use."""
     waiting: int
 
 
@@ -78,31 +75,31 @@ class ClientRun:
     peak_bytes: int
     looks: list[Look]
 
-    def steady(self, places: int) -> list[Look]:
-        """From when all places were taken to when the last job was claimed: a client that is too slow shows here."""
-        full = next((number for number, look in enumerate(self.looks) if look.used >= places), 0)
+    def steady(self, slots: int) -> list[Look]:
+        """From when all slots were in use to when the last job was claimed: a client that is too slow shows here."""
+        full = next((number for number, look in enumerate(self.looks) if look.used >= slots), 0)
         waiting = [number for number, look in enumerate(self.looks) if look.waiting]
         return self.looks[full : waiting[-1] + 1] if waiting else []
 
-    def cells(self, places: int) -> list[str]:
+    def cells(self, slots: int) -> list[str]:
         """As :data:`HEAD` names them."""
         ended = "killed" if self.code == -signal.SIGKILL else f"code {self.code}"
         cost = [f"{self.cpu_seconds:.1f}", f"{self.peak_bytes / _MILLION:.0f}"]
-        steady = self.steady(places)
+        steady = self.steady(slots)
         if not steady:
             return [ended, f"{self.seconds:.1f}", f"{self.answered:,}", "-", "-", "-", *cost]
         mean = statistics.mean(look.used for look in steady)
-        full = sum(look.used >= places for look in steady) / len(steady)
+        full = sum(look.used >= slots for look in steady) / len(steady)
         dry = sum(not look.waiting for look in steady) / len(steady)
         return [ended, f"{self.seconds:.1f}", f"{self.answered:,}", f"{mean:.1f}", f"{full:.0%}", f"{dry:.0%}", *cost]
 
 
-HEAD: Final = ("client", "seconds", "answered", "places taken", "all taken", "none waits", "client CPU s", "client MB")
+HEAD: Final = ("client", "seconds", "answered", "slots in use", "all in use", "none waits", "client CPU s", "client MB")
 """The middle three are of the steady part: a mean, and shares of the time."""
 
 
-class Places:
-    """How many jobs the worker holds: each has its place from its claim until its end is recorded."""
+class Slots:
+    """How many jobs the worker holds: each has its slot from its claim until its end is recorded."""
 
     def __init__(self, connection: redis.Redis) -> None:
         queue = Queue(QUEUE, connection=connection)
@@ -116,7 +113,7 @@ class Places:
         return Look(time.perf_counter(), used, waiting)
 
 
-def run_client(files: Files, places: Places, running: WorkerProcess, kill_at: int | None) -> ClientRun:
+def run_client(files: Files, slots: Slots, running: WorkerProcess, kill_at: int | None) -> ClientRun:
     """Let the client work until it ends, or kill it once so many lines are answered."""
     command = [sys.executable, "-m", "minilab_client", "batch", str(files.lines)]
     command += ["--output", str(files.output), "--errors", str(files.errors), "--quiet"]
@@ -125,7 +122,7 @@ def run_client(files: Files, places: Places, running: WorkerProcess, kill_at: in
     with subprocess.Popen(command, stdin=subprocess.DEVNULL) as client:
         while client.poll() is None:
             running.check_alive()
-            looks.append(places.look())
+            looks.append(slots.look())
             peak = peak_memory(client.pid) or peak
             if kill_at is not None and output.count() >= kill_at:
                 client.kill()

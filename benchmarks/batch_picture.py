@@ -28,7 +28,7 @@ from service import private_redis, worker
 from minilab_gen.errors import MiniLabError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import read_card
-from minilab_gen.tokenizer import BASE_CHECKPOINT, get_tokenizer
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer
 
 WIDTH: Final = 100
 """Columns: what a README shows without scrolling."""
@@ -58,7 +58,7 @@ class Screen:
         """Take in more; False when the program has closed its terminal."""
         try:
             new = os.read(self._master, 1 << 16)
-        except OSError:  # how Linux says that nobody has the other end any more
+        except OSError:  # how Linux says that the other end is closed
             new = b""
         self._written += new
         return bool(new)

@@ -1,7 +1,4 @@
-"""Whether a batch gave each line what it must: its answer once, that of the reference loop, or its reason once.
-
-It must not know how the batch was run.
-"""
+"""Whether a batch gave each line what it must: its answer once, that of the reference loop, or its reason once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Lines for a batch: good ones of both forms, whose requests are known without the client, and bad ones of each kind.
-
-It must not know how the client reads a line.
-"""
+"""Lines for a batch: good ones of both forms, with requests known without the client, and bad ones of each kind."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minilab_gen.request import GREEDY, MAX_SEED, GenerationRequest, SamplingSettings
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.text.tokenizer import Tokenizer
 
 _PROMPTS: Final = (
     *("Phileas Fogg", "Le capitaine", "Passepartout regarda", "La mer était", "Au matin,", "On entendit alors"),

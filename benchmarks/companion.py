@@ -1,4 +1,4 @@
-"""A second process beside the benchmark, joined to it by a pipe. It must not know what that process does."""
+"""A second process beside the benchmark, joined to it by a pipe."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Whether the engine gives every job the very tokens, and logits, that the reference loop gives it alone.
 
-It must not know how the engine works. ``python benchmarks/exactness.py``
+``python benchmarks/exactness.py``
 
 Thousands of random jobs arrive in bursts between the engine's steps, some are cancelled, some were half answered by
 an earlier worker. Every list of tokens must equal what ``generate`` gives for the same request, a cancelled job's must
@@ -28,19 +28,19 @@ from minilab_gen.bench import computing_thread, json_option, load_model, model_o
 from minilab_gen.engine import Ended, Engine, Outcome
 from minilab_gen.engine import Sequence as Running
 from minilab_gen.measurement import Progress, facts, table, write_json
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 
 _BLOCK: Final = 500
-"""Jobs of one engine; then its books are checked, and the next reads prompts in other chunks."""
+"""Jobs of one engine; then the engine is checked to be idle, and the next reads prompts in other chunks."""
 
 _PREFILL_TOKENS: Final = (256, 16, 48, 1)
-"""Prompt tokens of one step, block by block: the worker's own, and fewer, which cut prompts at other places."""
+"""Prompt tokens of one step, block by block: the worker's own, and fewer, which cut prompts at other tokens."""
 
 _CONTEXTS: Final = (None, 3)
 """Whole contexts whose keys and values are held at a time: in every other block so few that jobs are sent back."""
 
 _BURSTS: Final = (0, 0, 0, 1, 1, 5)
-"""Jobs that arrive before a step, times as many as leave in one when all places are taken: idle times and queues."""
+"""Jobs that arrive before a step, times as many as end in one when all slots are in use: idle times and queues."""
 
 _TOKENS_OF_A_JOB: Final = 10
 """About; the bursts are made from it."""
@@ -63,7 +63,7 @@ class Case:
 
 
 @dataclass(slots=True)
-class Tally:
+class EngineResult:
     """What the runs of one engine setting gave."""
 
     threads: int
@@ -104,14 +104,14 @@ class Trial:
         self,
         model: MiniLabModel,
         cases: Sequence[Case],
-        tally: Tally,
+        result: EngineResult,
         prefill_tokens: int,
         kv_tokens: int | None,
         dice: random.Random,
     ) -> None:
         self._engine = Engine(
             model,
-            tally.max_batch,
+            result.max_batch,
             kv_tokens=kv_tokens,
             prefill_tokens=prefill_tokens,
             on_logits=self._compare_logits,
@@ -122,7 +122,7 @@ class Trial:
         self._tokens: dict[str, list[int]] = {}
         self._misnumbered: set[str] = set()
         self._ends: dict[str, Ended] = {}
-        self._tally, self._dice = tally, dice
+        self._result, self._dice = result, dice
         self._step, self._due = 0, 0.0
 
     def run(self) -> None:
@@ -133,12 +133,12 @@ class Trial:
                 self._engine.end(name, "cancelled")
             self._take(self._engine.step())
             self._step += 1
-        self._engine.check_books()
+        self._engine.check_idle()
         for case in self._cases.values():
             self._judge(case)
 
     def _let_arrive(self) -> None:
-        self._due += self._tally.max_batch / _TOKENS_OF_A_JOB * self._dice.choice(_BURSTS)
+        self._due += self._result.max_batch / _TOKENS_OF_A_JOB * self._dice.choice(_BURSTS)
         while self._due >= 1 and self._to_come:
             self._due -= 1
             case = self._to_come.popleft()
@@ -162,37 +162,37 @@ class Trial:
         logits = self._cases[sequence.name].answer.logits
         if logits is None:
             return
-        self._tally.rows += 1
+        self._result.rows += 1
         if sequence.tokens >= len(logits) or not torch.equal(row, torch.from_numpy(logits[sequence.tokens])):
-            self._tally.wrong_rows += 1
+            self._result.wrong_rows += 1
 
     def _judge(self, case: Case) -> None:
         tokens, expected = tuple(self._tokens[case.job.name]), case.answer.tokens
         ended = self._ends.get(case.job.name)
-        self._tally.jobs += 1
-        self._tally.resumed += bool(case.answered)
-        self._tally.tokens += len(tokens) - len(case.answered)
+        self._result.jobs += 1
+        self._result.resumed += bool(case.answered)
+        self._result.tokens += len(tokens) - len(case.answered)
         if ended and ended.reason == "cancelled" and case.job.cancelled_after is not None:
-            self._tally.cancelled += 1
+            self._result.cancelled += 1
             is_right = tokens == expected[: len(tokens)]
         else:
             is_right = ended is not None and tokens == expected and ended.reason == case.answer.end
         if not is_right or case.job.name in self._misnumbered:
             end = f"{ended.reason}, {ended.error}" if ended else "no end"
-            self._tally.complain(f"{case.job.name}: {tokens} ({end}) for {expected} ({case.answer.end})")
+            self._result.complain(f"{case.job.name}: {tokens} ({end}) for {expected} ({case.answer.end})")
 
 
-def run_engine(model: MiniLabModel, cases: Sequence[Case], tally: Tally, progress: Progress) -> None:
+def run_engine(model: MiniLabModel, cases: Sequence[Case], result: EngineResult, progress: Progress) -> None:
     """All cases through engines of one setting, a block at a time."""
-    dice = random.Random(f"{tally.threads}, {tally.max_batch}")
+    dice = random.Random(f"{result.threads}, {result.max_batch}")
     prefills, contexts = itertools.cycle(_PREFILL_TOKENS), itertools.cycle(_CONTEXTS)
     start = time.perf_counter()
     for first in range(0, len(cases), _BLOCK):
-        progress.say(f"the engine, {tally.threads} threads, max batch {tally.max_batch}: jobs from {first}")
+        progress.say(f"the engine, {result.threads} threads, max batch {result.max_batch}: jobs from {first}")
         few = next(contexts)
         kv_tokens = few * model.config.context_length if few else None
-        Trial(model, cases[first : first + _BLOCK], tally, next(prefills), kv_tokens, dice).run()
-    tally.seconds = time.perf_counter() - start
+        Trial(model, cases[first : first + _BLOCK], result, next(prefills), kv_tokens, dice).run()
+    result.seconds = time.perf_counter() - start
 
 
 def answer_with_progress(folder: Path, jobs: Sequence[RandomJob], sample_every: int, progress: Progress) -> list[Case]:
@@ -210,7 +210,7 @@ def answer_with_progress(folder: Path, jobs: Sequence[RandomJob], sample_every: 
 @click.option("--jobs", "count", type=click.IntRange(min=1), default=10_000, help="Random jobs.")
 @click.option("--sample-every", type=click.IntRange(min=1), default=20, help="Logits are compared of one job in these.")
 @click.option("--threads", type=click.IntRange(min=1), multiple=True, default=(1, 2), help="Threads of the engine.")
-@click.option("--max-batch", type=click.IntRange(min=1), multiple=True, default=(1, 7, 64), help="Its places.")
+@click.option("--max-batch", type=click.IntRange(min=1), multiple=True, default=(1, 7, 64), help="Its slots.")
 @click.option("--seed", type=int, default=0, help="Other jobs for another seed.")
 @json_option
 def main(
@@ -227,27 +227,27 @@ def main(
     Example: python benchmarks/exactness.py --jobs 1000
     """
     model = load_model(folder)
-    tallies = [Tally(number, places) for number in threads for places in max_batch]
-    progress = Progress(1 + len(tallies) * -(-count // _BLOCK))
+    results = [EngineResult(number, slots) for number in threads for slots in max_batch]
+    progress = Progress(1 + len(results) * -(-count // _BLOCK))
     cases = answer_with_progress(folder, draw_jobs(count, model.config, seed), sample_every, progress)
-    for tally in tallies:
-        with computing_thread(tally.threads) as thread:
-            thread.submit(run_engine, model, cases, tally, progress).result()
+    for result in results:
+        with computing_thread(result.threads) as thread:
+            thread.submit(run_engine, model, cases, result, progress).result()
     progress.clear()
-    click.echo(table(HEAD, [tally.cells() for tally in tallies]))
-    complaints = [text for tally in tallies for text in tally.complaints]
+    click.echo(table(HEAD, [result.cells() for result in results]))
+    complaints = [text for result in results for text in result.complaints]
     for text in complaints[:_SHOWN]:
         click.echo(f"{text:.300}", err=True)
-    total = _totals(tallies)
+    total = _totals(results)
     click.echo(_verdict(total))
-    runs = [asdict(tally) for tally in tallies]
+    runs = [asdict(result) for result in results]
     write_json(json_file, {"benchmark": "exactness", "seed": seed, "runs": runs} | total | facts(folder, model))
     sys.exit(1 if total["mismatches"] else 0)
 
 
-def _totals(tallies: Sequence[Tally]) -> dict[str, Any]:
-    wrong = sum(tally.wrong_rows + tally.wrong_jobs for tally in tallies)
-    counts = {name: sum(getattr(tally, name) for tally in tallies) for name in ("jobs", "tokens", "rows")}
+def _totals(results: Sequence[EngineResult]) -> dict[str, Any]:
+    wrong = sum(result.wrong_rows + result.wrong_jobs for result in results)
+    counts = {name: sum(getattr(result, name) for result in results) for name in ("jobs", "tokens", "rows")}
     return counts | {"mismatches": wrong}
 
 

@@ -1,4 +1,4 @@
-"""A client in a process of its own that follows token streams and notes when tokens come. It must not know who submits.
+"""A client in a process of its own that follows token streams and notes when tokens come.
 
 ``time.perf_counter`` is one clock for all processes of a machine.
 """
@@ -42,13 +42,13 @@ class Follower:
 
 @contextmanager
 def follower() -> Iterator[Follower]:
-    """A follower, gone at the end."""
+    """A follower, stopped at the end."""
     with companion(_follow) as pipe:
         yield Follower(pipe)
 
 
 def _follow(pipe: Connection) -> None:
-    """The other side: reads until nobody asks any more."""
+    """The other side: reads until the pipe is closed."""
     with closing(connect()) as connection:
         pipe.send("ready")
         streams, is_last = _Streams(connection), False

@@ -1,6 +1,6 @@
 """What one job waits for where nothing else runs: its first token, and a reader in another process.
 
-It must not know about throughput. The moment of an XADD is Redis's own, as MONITOR tells it; Redis and all processes
+The moment of an XADD is Redis's own, as MONITOR tells it; Redis and all processes
 of one machine read the same clock.
 """
 
@@ -19,7 +19,7 @@ import redis
 from companion import companion, received
 
 from minilab_gen.errors import MiniLabError
-from minilab_gen.measurement import Spread
+from minilab_gen.measurement import Percentiles
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.events import TokenEvent
@@ -30,7 +30,7 @@ from minilab_gen.request import GenerationRequest
 _PAUSE: Final = (0.06, 0.16)
 """Seconds before each job, at random: the worker is idle again, and at any point of its waiting."""
 _TAIL_IS_THERE: Final = 8
-"""Tokens after which the reader, who hears of a job when its submitter does, has surely caught up."""
+"""Tokens after which the reader, which hears of a job when its submitter does, has surely caught up."""
 _SLOWEST: Final = 60.0
 """Seconds for one job, on however busy a machine."""
 
@@ -39,9 +39,9 @@ _SLOWEST: Final = 60.0
 class IdleLatency:
     """Milliseconds, job by job and token by token."""
 
-    first_token: Spread
+    first_token: Percentiles
     """From the return of the submit call to the XADD of the first token."""
-    printed: Spread
+    printed: Percentiles
     """From a token's XADD to its being printed by a tail in another process."""
 
 
@@ -63,7 +63,7 @@ def measure_idle(connection: redis.Redis, requests: list[GenerationRequest]) -> 
                 raise MiniLabError(f"a job must give tokens, {job_id} gave none")
             first_tokens.append(written[1] - returned)
             printing += [moment - written[n] for n, moment in printed.items() if n > _TAIL_IS_THERE]
-    return IdleLatency(Spread.of(first_tokens), Spread.of(printing))
+    return IdleLatency(Percentiles.of(first_tokens), Percentiles.of(printing))
 
 
 def _times_of_entries(monitor: Any, job_id: str) -> dict[int, float]:
@@ -82,7 +82,7 @@ def _times_of_entries(monitor: Any, job_id: str) -> dict[int, float]:
 
 
 def _print_jobs(pipe: Connection) -> None:
-    """The other process: says that it is there, then tails job after job until nobody asks any more."""
+    """The other process: says that it is there, then tails job after job until the pipe is closed."""
     with closing(connect()) as connection, Path("/dev/null").open("w", encoding="utf-8") as screen:
         pipe.send("ready")
         while True:

@@ -1,8 +1,8 @@
-"""Two kinds of load on a worker, and what each lets one see. It must not know how the worker was started.
+"""Two kinds of load on a worker, and what each lets one see.
 
-A backlog waits in the queue before the worker looks at it, and nobody reads the streams: so the service has the
+A backlog waits in the queue before the worker looks at it, and no client reads the streams: so the service has the
 processors to itself, and its tokens are counted from Redis's own statistics. In a closed loop there are as many
-clients as the worker has places, each submits its next job when one has ended, and some follow their tokens: so the
+clients as the worker has slots, each submits its next job when one has ended, and some follow their tokens: so the
 times are those that a client sees while it, too, needs the processors.
 """
 
@@ -24,7 +24,7 @@ from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 _LOOK_EVERY: Final = 0.05
-"""Seconds between two looks at the books, each of half a millisecond: one in a hundred of one core."""
+"""Seconds between two looks at the counts, each of half a millisecond: one in a hundred of one core."""
 _ROOM_EVERY: Final = 0.002
 """Seconds between two looks for an ended job, which the next one replaces."""
 _FOLLOWED: Final = 8
@@ -43,8 +43,8 @@ class Look:
     """Written to streams since the server started."""
 
 
-class Books:
-    """RQ's books of the queue, and Redis's count of stream entries."""
+class QueueCounts:
+    """RQ's counts of the jobs of a queue, and Redis's count of stream entries."""
 
     def __init__(self, connection: redis.Redis, running: WorkerProcess) -> None:
         queue = Queue(QUEUE, connection=connection)
@@ -57,7 +57,7 @@ class Books:
         )
 
     def look(self) -> Look:
-        """Raises MiniLabError where a job has failed or the worker is gone: nothing measured is worth anything then."""
+        """Raises MiniLabError where a job has failed or the worker has exited: then nothing measured counts."""
         self._worker.check_alive()
         with self._connection.pipeline(transaction=True) as pipeline:
             pipeline.llen(self._waiting)
@@ -71,7 +71,7 @@ class Books:
         return Look(time.perf_counter(), waiting, started, finished, entries - finished)  # each job's end is an entry
 
     def finished(self) -> int:
-        """Only the count of finished jobs, in one small command. Raises MiniLabError where the worker is gone."""
+        """Only the count of finished jobs, in one small command. Raises MiniLabError where the worker has exited."""
         self._worker.check_alive()
         return int(self._connection.zcard(self._registries[1]))
 
@@ -79,17 +79,17 @@ class Books:
 def run_backlog(
     connection: redis.Redis, running: WorkerProcess, requests: Sequence[GenerationRequest], at_once: int
 ) -> tuple[int, float]:
-    """Tokens and seconds of the steady part of a backlog: from when all places are taken to when none waits."""
-    books = Books(connection, running)
-    before = books.look()
+    """Tokens and seconds of the steady part of a backlog: from when all slots are in use to when none waits."""
+    counts = QueueCounts(connection, running)
+    before = counts.look()
     with running.standing_still():
         for request in requests:
             enqueue(connection, request, Submission())
-    looks = [books.look()]
+    looks = [counts.look()]
     while looks[-1].finished < before.finished + len(requests):
         time.sleep(_LOOK_EVERY)
-        looks.append(books.look())
-    full = next((place for place, look in enumerate(looks) if look.started >= at_once), 0)
+        looks.append(counts.look())
+    full = next((number for number, look in enumerate(looks) if look.started >= at_once), 0)
     steady = [look for look in looks[full:] if look.waiting]
     first, last = (steady[0], steady[-1]) if len(steady) > 1 else (looks[0], looks[-1])
     return last.tokens - first.tokens, last.seconds - first.seconds
@@ -103,15 +103,15 @@ def run_closed_loop(
     follower: Follower,
 ) -> TokenClock:
     """Keep ``at_once`` jobs going until every request is answered; the times of the tokens that were followed."""
-    books = Books(connection, running)
-    before = books.look().finished
+    counts = QueueCounts(connection, running)
+    before = counts.look().finished
     follow_every = max(1, at_once // _FOLLOWED)
     for number, request in enumerate(requests):
-        while number - (books.finished() - before) >= at_once:
+        while number - (counts.finished() - before) >= at_once:
             time.sleep(_ROOM_EVERY)
         job_id = enqueue(connection, request, Submission())
         if number % follow_every == 0:
             follower.follow(job_id, time.perf_counter())
-    while books.look().finished - before < len(requests):
+    while counts.look().finished - before < len(requests):
         time.sleep(_LOOK_EVERY)
     return follower.collect()

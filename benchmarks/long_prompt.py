@@ -1,6 +1,6 @@
-"""What a long prompt does to those who are in mid-answer: their gaps between tokens, read in chunks and in one piece.
+"""What a long prompt does to jobs in mid-answer: their gaps between tokens, read in chunks and in one piece.
 
-It must not know Redis. ``python benchmarks/long_prompt.py --model DIR``
+``python benchmarks/long_prompt.py --model DIR``
 
 In each round the same jobs decode, a long prompt arrives after some steps, and the round ends with its first token; the
 rounds take the ways of reading it in turn.
@@ -19,8 +19,8 @@ import torch
 
 from minilab_gen.bench import computing_thread, json_option, load_model, model_option
 from minilab_gen.engine import Chosen, Engine, Sequence
-from minilab_gen.measurement import Progress, Spread, facts, table, write_json
-from minilab_gen.model import MiniLabModel
+from minilab_gen.measurement import Percentiles, Progress, facts, table, write_json
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import GenerationRequest
 
 _SEED: Final = 6
@@ -44,17 +44,17 @@ class Way:
     """Seconds until the long prompt's own first token."""
 
     def cells(self) -> list[str]:
-        quiet, gaps = Spread.of(self.quiet), Spread.of(self.gaps)
-        shown = [f"{value:.1f}" for value in (quiet.p50, gaps.p50, gaps.p99, Spread.of(self.first_token).p50)]
+        quiet, gaps = Percentiles.of(self.quiet), Percentiles.of(self.gaps)
+        shown = [f"{value:.1f}" for value in (quiet.p50, gaps.p50, gaps.p99, Percentiles.of(self.first_token).p50)]
         return [self.name, *shown]
 
     def to_json(self) -> dict[str, Any]:
         return {
             "way": self.name,
             "prefill_tokens": self.prefill_tokens,
-            "quiet_gap_ms": Spread.of(self.quiet).to_json(),
-            "gap_ms": Spread.of(self.gaps).to_json(),
-            "first_token_ms": Spread.of(self.first_token).to_json(),
+            "quiet_gap_ms": Percentiles.of(self.quiet).to_json(),
+            "gap_ms": Percentiles.of(self.gaps).to_json(),
+            "first_token_ms": Percentiles.of(self.first_token).to_json(),
         }
 
 
@@ -84,7 +84,7 @@ def _all_answer(outcomes: list[Any], jobs: int) -> bool:
 
 
 def _gaps(engine: Engine, steps: int | None) -> list[float]:
-    """Seconds of each step, which are the gaps of all who decode; ``None`` steps until the long prompt is answered."""
+    """Seconds of each step, the gaps of all jobs that decode; ``None`` steps until the long prompt is answered."""
     gaps: list[float] = []
     while steps is None or len(gaps) < steps:
         start = time.perf_counter()

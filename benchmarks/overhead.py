@@ -1,10 +1,10 @@
 """Where a step's time goes: in the engine alone, and in a worker that serves from a real Redis.
 
-It must change nothing of what it times. ``python benchmarks/overhead.py``
+``python benchmarks/overhead.py``
 
 The worker runs in this process, so that its parts can be timed. The parts of a step are clock times in the engine's
-thread, its waits for the interpreter's lock included; what RQ's books take is processor time of the threads that keep
-them, since these mostly wait.
+thread, its waits for the interpreter's lock included; what RQ's records and the tokens take is processor time of the
+threads that write them, since these mostly wait.
 """
 
 from __future__ import annotations
@@ -19,9 +19,8 @@ from typing import Any, Final
 import click
 import redis
 from minilab_worker.engine_loop import EngineLoop
-from minilab_worker.ledger import Ledger
 from minilab_worker.publisher import Publisher
-from minilab_worker.run import Run
+from minilab_worker.rq import RqJobStore
 from minilab_worker.serving import ServedModel, load_served_model
 from minilab_worker.takeover import Takeover
 from minilab_worker.worker import Worker, WorkerSettings
@@ -39,10 +38,10 @@ from minilab_gen.bench import (
 )
 from minilab_gen.engine import Engine
 from minilab_gen.engine import engine as engine_module
-from minilab_gen.engine.schedule import Schedule
+from minilab_gen.engine.scheduler import Scheduler
 from minilab_gen.errors import MiniLabError
 from minilab_gen.measurement import Progress, facts, table, write_json
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import Submission, enqueue
 
@@ -51,21 +50,28 @@ SIZES: Final = (1, 16, 64)
 _STEP, _LOOP = "step", "loop"
 
 _LOOP_PARTS: Final = (
-    Watched(Run, "take", "text of the tokens"),
+    Watched(EngineLoop, "_take", "text of the tokens"),
     Watched(Publisher, "send", "publishing: pack and send"),
     Watched(Publisher, "collect", "publishing: read answers"),
-    Watched(EngineLoop, "_let_ended_go", "letting ended jobs go"),
+    Watched(EngineLoop, "_release_published", "letting ended jobs go"),
 )
 """Within the loop of the engine's thread, beside the step; none lies within another."""
 
 _BOOKS: Final = (
-    Watched(Ledger, "claim", "RQ: claim and start"),
-    Watched(Ledger, "record", "RQ: record the end"),
+    Watched(RqJobStore, "claim", "RQ: claim and start"),
+    Watched(RqJobStore, "finish", "RQ: record the end"),
     Watched(Worker, "_begin", "from request to sequence"),
-    Watched(Ledger, "beat", "heartbeats"),
-    Watched(Takeover, "sweep_if_due", "looking for dead workers"),
+    Watched(RqJobStore, "renew", "heartbeats"),
+    Watched(Takeover, "sweep_if_due", "looking for expired leases"),
 )
 """In other threads than the engine's."""
+
+_TOKENS: Final = (
+    Watched(EngineLoop, "_take", "text"),
+    Watched(Publisher, "send", "pack and send"),
+    Watched(Publisher, "collect", "read answers"),
+)
+"""What each token takes of the engine's thread beside the engine."""
 
 _PUBLISHING: Final = ("xadd", "mget")
 """The commands that carry tokens and ask for cancel flags; the others are RQ's, and two expiries for each stream."""
@@ -74,9 +80,9 @@ _PUBLISHING: Final = ("xadd", "mget")
 def _step_parts(model: MiniLabModel) -> tuple[Watched, ...]:
     """Within the step; none lies within another."""
     return (
-        Watched(Engine, "_let_go", "letting go"),
-        Watched(Schedule, "plan", "admitting"),
-        Watched(engine_module, "Reading", "laying out"),
+        Watched(Engine, "_remove_ended", "removing ended ones"),
+        Watched(Scheduler, "plan", "admitting"),
+        Watched(engine_module, "StepBatch", "laying out"),
         Watched(MiniLabModel, "trunk", "forward"),
         Watched(model.head, "forward", "head"),
         Watched(engine_module, "choose", "sampling"),
@@ -104,14 +110,21 @@ class Breakdown:
 
 
 @dataclass(frozen=True, slots=True)
-class Books:
-    """What keeping RQ's books and the streams takes for each job."""
+class JobCost:
+    """What RQ's bookkeeping and the streams take for each job."""
 
     processor_ms: dict[str, float]
+    token_us: dict[str, float]
+    """Processor time of the engine's thread for each token, beside the engine."""
     commands: dict[str, float]
     """How many of each kind Redis was sent."""
     redis_ms: float
     """Processor time of Redis."""
+
+    @property
+    def claim_and_end_ms(self) -> float:
+        """Processor time of what RQ wants to know of a job, without its heartbeats."""
+        return sum(ms for part, ms in self.processor_ms.items() if part.startswith("RQ: "))
 
     @property
     def other_commands(self) -> float:
@@ -121,6 +134,7 @@ class Books:
     def to_json(self) -> dict[str, Any]:
         return {
             "processor_ms_per_job": {part: round(ms, 4) for part, ms in self.processor_ms.items()},
+            "processor_us_per_token": {part: round(us, 3) for part, us in self.token_us.items()},
             "redis_commands_per_job": {name: round(count, 2) for name, count in self.commands.items()},
             "redis_processor_ms_per_job": round(self.redis_ms, 4),
         }
@@ -141,7 +155,7 @@ def break_down_engine(model: MiniLabModel, at_once: int, thread: ThreadPoolExecu
 
 def break_down_service(
     served: ServedModel, at_once: int, threads: int, connection: redis.Redis
-) -> tuple[Breakdown, Books]:
+) -> tuple[Breakdown, JobCost]:
     """A whole worker, with jobs that wait for it in the queue. It leaves when none is left."""
     requests = draw_requests(jobs_for(at_once), served.model.config)
     for request in requests:
@@ -150,20 +164,21 @@ def break_down_service(
     worker = Worker(WorkerSettings(queues, at_once, burst=True, threads=threads), served)
     step_watch = Stopwatch([Watched(Engine, "step", _STEP)])
     loop_watch = Stopwatch([*_LOOP_PARTS, Watched(EngineLoop, "_step", _LOOP)])
-    books_watch = Stopwatch(_BOOKS, thread_time)
+    books_watch, token_watch = Stopwatch(_BOOKS, thread_time), Stopwatch(_TOKENS, thread_time)
     commands, seconds = _commands(connection), _redis_seconds(connection)
-    with step_watch, loop_watch, books_watch:
+    with token_watch, step_watch, loop_watch, books_watch:
         worker.serve()
     if worker.done != len(requests):
         raise click.ClickException(f"the worker must end {len(requests)} jobs, it ended {worker.done}")
     jobs = len(requests)
     more = {name: (count - commands.get(name, 0)) / jobs for name, count in _commands(connection).items()}
-    books = Books(
+    costs = JobCost(
         _ms(books_watch, _BOOKS, jobs),
+        {part: 1000 * ms for part, ms in _ms(token_watch, _TOKENS, worker.counters.tokens).items()},
         {name: count for name, count in sorted(more.items(), key=lambda item: -item[1]) if count},
         1000 * (_redis_seconds(connection) - seconds) / jobs,
     )
-    return _of_the_loop(at_once, step_watch, loop_watch), books
+    return _of_the_loop(at_once, step_watch, loop_watch), costs
 
 
 def _of_the_loop(at_once: int, step_watch: Stopwatch, loop_watch: Stopwatch) -> Breakdown:
@@ -206,7 +221,7 @@ def main(folder: Path, threads: int, at_once: tuple[int, ...], json_file: Path |
     """
     progress = Progress(1 + 2 * len(at_once))
     engine: list[Breakdown] = []
-    service: list[tuple[Breakdown, Books]] = []
+    service: list[tuple[Breakdown, JobCost]] = []
     try:
         progress.say("loading the model")
         served = load_served_model(folder, keys.DEFAULT_MODEL, max(at_once), threads)
@@ -227,23 +242,27 @@ def main(folder: Path, threads: int, at_once: tuple[int, ...], json_file: Path |
         "threads": threads,
         "redis": server,
         "engine": [breakdown.to_json() for breakdown in engine],
-        "service": [breakdown.to_json() | books.to_json() for breakdown, books in service],
+        "service": [breakdown.to_json() | costs.to_json() for breakdown, costs in service],
     }
     write_json(json_file, content | facts(folder, served.model))
 
 
-def _show(engine: Sequence[Breakdown], service: Sequence[tuple[Breakdown, Books]]) -> None:
+def _show(engine: Sequence[Breakdown], service: Sequence[tuple[Breakdown, JobCost]]) -> None:
     head = [""]
     for breakdown in engine:
         head += [f"{breakdown.at_once} at once", "share"]
-    steps, books = [breakdown for breakdown, _ in service], [books for _, books in service]
+    steps, costs = [breakdown for breakdown, _ in service], [costs for _, costs in service]
     rows = _rows("engine alone: ms a step", engine) + _rows("whole service: ms a step", steps)
-    rows.append(_row("each job beside the steps", [""] * len(books)))
-    for part in books[0].processor_ms:
-        rows.append(_row(f"  {part}, Python ms", [f"{one.processor_ms[part]:.3f}" for one in books]))
-    rows.append(_row("  Redis ms", [f"{one.redis_ms:.3f}" for one in books]))
-    rows.append(_row("  Redis commands", [f"{sum(one.commands.values()):.1f}" for one in books]))
-    rows.append(_row(f"  without {', '.join(_PUBLISHING)}", [f"{one.other_commands:.1f}" for one in books]))
+    rows.append(_row("each job beside the steps", [""] * len(costs)))
+    for part in costs[0].processor_ms:
+        rows.append(_row(f"  {part}, Python ms", [f"{one.processor_ms[part]:.3f}" for one in costs]))
+    rows.append(_row("  claim and end together, Python ms", [f"{one.claim_and_end_ms:.3f}" for one in costs]))
+    rows.append(_row("  Redis ms", [f"{one.redis_ms:.3f}" for one in costs]))
+    rows.append(_row("  Redis commands", [f"{sum(one.commands.values()):.1f}" for one in costs]))
+    rows.append(_row(f"  without {', '.join(_PUBLISHING)}", [f"{one.other_commands:.1f}" for one in costs]))
+    rows.append(_row("each token beside the engine, Python us", [f"{sum(one.token_us.values()):.2f}" for one in costs]))
+    for part in costs[0].token_us:
+        rows.append(_row(f"  {part}", [f"{one.token_us[part]:.2f}" for one in costs]))
     click.echo(table(head, rows))
 
 

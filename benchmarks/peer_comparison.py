@@ -1,7 +1,4 @@
-"""What a peer's runs say beside the engine's: pace, memory, and whether its tokens are the same.
-
-It must not know how anything was run.
-"""
+"""What a peer's runs say beside the engine's: pace, memory, and whether its tokens are the same."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from peer_process import Run
 from peer_protocol import Job
 
 from minilab_gen.generate import generate
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 
 HEAD: Final = ("", "library", "tokens/s", "lowest", "highest", "of the engine", "peak MB", "same tokens")
 _MILLION: Final = 1e6
@@ -33,7 +30,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """The earliest place at which a peer chose another token than the engine."""
+    """The earliest token at which a peer chose another token than the engine."""
 
     job: int
     token: int
@@ -70,7 +67,7 @@ class Comparison:
         """A peer that ran in every round that the engine ran in."""
         pairs = list(zip(record.runs, engine.runs, strict=True))
         differing = max((find_differences(ours.tokens, theirs.tokens) for theirs, ours in pairs), key=len)
-        earliest = min(differing.items(), key=lambda place: place[1], default=None)
+        earliest = min(differing.items(), key=lambda found: found[1], default=None)
         peak = record.runs[-1].peak_bytes
         return cls(
             name=record.name,
@@ -115,7 +112,7 @@ class Comparison:
 
 
 def find_differences(ours: Sequence[list[int]], theirs: Sequence[list[int]]) -> dict[int, int]:
-    """For each job whose tokens differ, the place of the first that does; a missing token is a different one."""
+    """For each job whose tokens differ, the number of the first that does; a missing token is a different one."""
     found = {}
     for job, (mine, other) in enumerate(zip(ours, theirs, strict=True)):
         if mine != other:

@@ -1,7 +1,4 @@
-"""CTranslate2 as a peer: static batches in which a callback ends each answer at its own length.
-
-It must not know what the tokens mean.
-"""
+"""CTranslate2 as a peer: static batches in which a callback ends each answer at its own length."""
 
 from __future__ import annotations
 
@@ -22,23 +19,23 @@ def convert(checkpoint: Path, folder: Path) -> None:
     TransformersConverter(str(checkpoint)).convert(str(folder), quantization="float32", force=True)
 
 
-def load(told: Load) -> Peer:
+def load(settings: Load) -> Peer:
     generator = ctranslate2.Generator(
-        str(told.converted),
+        str(settings.converted),
         device="cpu",
         compute_type="float32",
         # Batches side by side, each on one thread: what its documentation advises for throughput, and 1.3 times as fast
         # here as one batch on all threads.
-        inter_threads=told.threads,
+        inter_threads=settings.threads,
         intra_threads=1,
     )
-    names = json.loads((told.converted / "vocabulary.json").read_text(encoding="utf-8"))
+    names = json.loads((settings.converted / "vocabulary.json").read_text(encoding="utf-8"))
 
     def run(jobs: list[Job]) -> list[list[int]]:
-        # It batches what one call brings and admits nobody later. So there is one call for each thread, and jobs are
+        # It batches what one call brings and admits none later. So there is one call for each thread, and jobs are
         # dealt out by length, that all take equally long: 1.2 times as fast as jobs of like length together.
         order = sorted(range(len(jobs)), key=lambda number: len(jobs[number].prompt) + jobs[number].max_new_tokens)
-        hands = [hand for first in range(told.threads) if (hand := order[first :: told.threads])]
+        hands = [hand for first in range(settings.threads) if (hand := order[first :: settings.threads])]
         queued = [_generate(generator, names, [jobs[number] for number in hand]) for hand in hands]
         answers: dict[int, list[int]] = {}
         for hand, results in zip(hands, queued, strict=True):

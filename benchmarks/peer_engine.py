@@ -1,4 +1,4 @@
-"""Our engine alone, as one more peer. It must not know Redis."""
+"""Our engine alone, as one more peer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import torch
 from peer_protocol import Job, Load, Peer, main
 
 from minilab_gen import engine
-from minilab_gen.model import load as load_model
+from minilab_gen.models.checkpoint import load as load_model
 from minilab_gen.request import GenerationRequest
 
 
-def load(told: Load) -> Peer:
-    """The engine as a worker runs it, with a place for every job."""
-    torch.set_num_threads(told.threads)
-    ours = engine.Engine(load_model(told.checkpoint), told.max_batch)
+def load(settings: Load) -> Peer:
+    """The engine as a worker runs it, with a slot for every job."""
+    torch.set_num_threads(settings.threads)
+    ours = engine.Engine(load_model(settings.checkpoint), settings.max_batch)
     rounds = itertools.count()
 
     def run(jobs: list[Job]) -> list[list[int]]:

@@ -1,6 +1,6 @@
 """A Llama checkpoint written as the GGUF file that llama.cpp reads, every weight in float32.
 
-It must not know how the file is run. It needs the packages gguf, numpy and safetensors, and no torch.
+It needs the packages gguf, numpy and safetensors, and no torch.
 
 Sources: the names and keys are those of the package's own constants; the order of rotary pairs is described at
 :func:`_with_pairs_side_by_side`.
@@ -68,21 +68,21 @@ def _add_shape(writer: Any, config: dict[str, Any]) -> None:
 
 def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:
     """Our byte-level tokenizer, which splits words as GPT-2's does. Ids without a meaning are marked unused."""
-    names = {place: name for name, place in tokenizer["model"]["vocab"].items()}
+    names = {token_id: name for name, token_id in tokenizer["model"]["vocab"].items()}
     special = {token["id"]: token["content"] for token in tokenizer["added_tokens"] if token["special"]}
     names |= special
     kinds = [
         gguf.TokenType.CONTROL
-        if place in special
+        if token_id in special
         else gguf.TokenType.NORMAL
-        if place in names
+        if token_id in names
         else gguf.TokenType.UNUSED
-        for place in range(config["vocab_size"])
+        for token_id in range(config["vocab_size"])
     ]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in tokenizer["model"]["merges"]]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
-    writer.add_token_list([names.get(place, f"[unused {place}]") for place in range(config["vocab_size"])])
+    writer.add_token_list([names.get(token_id, f"[unused {token_id}]") for token_id in range(config["vocab_size"])])
     writer.add_token_types(kinds)
     writer.add_token_merges(merges)
     if config["eos_token_id"] is not None:

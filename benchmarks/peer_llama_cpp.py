@@ -1,7 +1,4 @@
-"""llama.cpp as a peer: parallel sequences in one batch, through the low-level part of llama-cpp-python.
-
-It must not know what the tokens mean.
-"""
+"""llama.cpp as a peer: parallel sequences in one batch, through the low-level part of llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -24,28 +21,29 @@ def convert(checkpoint: Path, folder: Path) -> None:
 
 
 class _Context:
-    """A model with a place for each sequence, and the arrays through which batches are handed over."""
+    """A model with a slot for each sequence, and the arrays through which batches are handed over."""
 
-    def __init__(self, told: Load) -> None:
+    def __init__(self, settings: Load) -> None:
         llama_cpp.llama_backend_init()
         model = llama_cpp.llama_model_load_from_file(
-            str(told.converted / _FILE).encode(), llama_cpp.llama_model_default_params()
+            str(settings.converted / _FILE).encode(), llama_cpp.llama_model_default_params()
         )
-        self._context = llama_cpp.llama_init_from_model(model, self._parameters(told))
+        self._context = llama_cpp.llama_init_from_model(model, self._parameters(settings))
         assert self._context, "llama.cpp must take the checkpoint and the settings"
         self._memory = llama_cpp.llama_get_memory(self._context)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(model))
-        self._sequences = np.arange(told.max_batch, dtype=np.int32)
-        self.max_batch = told.max_batch
+        self._sequences = np.arange(settings.max_batch, dtype=np.int32)
+        self.max_batch = settings.max_batch
 
     @staticmethod
-    def _parameters(told: Load) -> llama_cpp.llama_context_params:
+    def _parameters(settings: Load) -> llama_cpp.llama_context_params:
         asked = llama_cpp.llama_context_default_params()
-        asked.n_ctx = told.max_batch * told.max_tokens
-        asked.n_seq_max = told.max_batch
-        asked.n_batch = max(told.max_batch * told.max_tokens, _SMALLEST_BATCH)  # all prompts go in with one call
+        asked.n_ctx = settings.max_batch * settings.max_tokens
+        asked.n_seq_max = settings.max_batch
+        # All prompts go in with one call.
+        asked.n_batch = max(settings.max_batch * settings.max_tokens, _SMALLEST_BATCH)
         asked.n_ubatch = _SMALLEST_BATCH
-        asked.n_threads = asked.n_threads_batch = told.threads
+        asked.n_threads = asked.n_threads_batch = settings.threads
         asked.type_k = asked.type_v = llama_cpp.GGML_TYPE_F32  # the default is half precision
         # Each sequence has keys of its own, as llama.h advises for sequences without a long prefix in common: with one
         # buffer for all, every sequence would be scored against the keys of all, masked.
@@ -81,11 +79,11 @@ class _Context:
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
 
 
-def load(told: Load) -> Peer:
-    context = _Context(told)
+def load(settings: Load) -> Peer:
+    context = _Context(settings)
 
     def run(jobs: list[Job]) -> list[list[int]]:
-        assert len(jobs) <= context.max_batch, "each job needs a place"
+        assert len(jobs) <= context.max_batch, "each job needs a slot"
         answers: list[list[int]] = [[] for _ in jobs]
         running = list(range(len(jobs)))
         tokens, positions, sequences, last = _prompts(jobs)

@@ -1,7 +1,4 @@
-"""OpenVINO GenAI as a peer: its continuous batching, in float32 throughout.
-
-It must not know what the tokens mean.
-"""
+"""OpenVINO GenAI as a peer: its continuous batching, in float32 throughout."""
 
 from __future__ import annotations
 
@@ -22,19 +19,19 @@ def convert(checkpoint: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
-def load(told: Load) -> Peer:
+def load(settings: Load) -> Peer:
     scheduler = openvino_genai.SchedulerConfig()
-    scheduler.max_num_seqs = told.max_batch
-    scheduler.max_num_batched_tokens = told.max_batch * told.max_tokens  # every prompt fits the first step
+    scheduler.max_num_seqs = settings.max_batch
+    scheduler.max_num_batched_tokens = settings.max_batch * settings.max_tokens  # every prompt fits the first step
     scheduler.enable_prefix_caching = False  # jobs are the same in each round, and no other peer keeps what it has read
     properties = {
-        "INFERENCE_NUM_THREADS": told.threads,
+        "INFERENCE_NUM_THREADS": settings.threads,
         "INFERENCE_PRECISION_HINT": "f32",  # the default would be bfloat16 on a processor that has it
         "KV_CACHE_PRECISION": "f32",  # the default is u8
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0",
         "PERFORMANCE_HINT": "LATENCY",  # one stream with all threads; the pipeline does the batching
     }
-    pipeline = openvino_genai.ContinuousBatchingPipeline(str(told.converted), scheduler, "CPU", properties)
+    pipeline = openvino_genai.ContinuousBatchingPipeline(str(settings.converted), scheduler, "CPU", properties)
 
     def run(jobs: list[Job]) -> list[list[int]]:
         prompts = [openvino.Tensor(np.array([job.prompt], np.int64)) for job in jobs]

@@ -1,6 +1,6 @@
 """The benchmark's end of the wire: a peer's process, in its own environment, that stands still unless it is its turn.
 
-It must not know what is measured. The wire itself is described in ``peer_protocol.py``.
+The wire itself is described in ``peer_protocol.py``.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ class PeerProcess:
                 stderr=log,
                 text=True,
                 env=self._environment,
-                # A group of its own can be stopped as one; if this process dies, the system ends it.
+                # A group of its own can be stopped as one; if this process is killed, the system ends it.
                 process_group=0,
             )
-        told = {"threads": threads, "max_batch": max_batch, "max_tokens": max_tokens}
-        answer = self._ask({"load": str(checkpoint), "converted": str(self.converted), **told})
+        settings = {"threads": threads, "max_batch": max_batch, "max_tokens": max_tokens}
+        answer = self._ask({"load": str(checkpoint), "converted": str(self.converted), **settings})
         self._signal(signal.SIGSTOP)
         return str(answer["version"])
 

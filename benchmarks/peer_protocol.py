@@ -1,6 +1,6 @@
 """The peer's end of the wire: one JSON object a line, from the benchmark on standard input, to it on standard output.
 
-It must not know which library answers, and it imports nothing but the standard library: every peer's environment can
+It imports nothing but the standard library: every peer's environment can
 run it. The benchmark says, and gets back:
 
     {"load": folder, "converted": folder, "threads": 2, "max_batch": 64, "max_tokens": 128}  ->  {"version": ...}

@@ -1,7 +1,7 @@
 """Our whole service as one more peer: a real Redis, a ``minilab-worker`` process, and this process as its client.
 
-It must not know how a worker works. The clock runs from the first submit to the last answer read: submitting, RQ's
-books, publishing each token and reading the answers back all take place on the same cores.
+The clock runs from the first submit to the last answer read: submitting, RQ's
+bookkeeping, publishing each token and reading the answers back all take place on the same cores.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from minilab_gen.protocol.streams import read_stream
 from minilab_gen.request import GenerationRequest
 
 
-def load(told: Load) -> Peer:
-    """Redis and worker, both gone when this process ends."""
+def load(settings: Load) -> Peer:
+    """Redis and worker, both stopped when this process ends."""
     stack = ExitStack()
     atexit.register(stack.close)
     connection = stack.enter_context(service.private_redis())
-    worker = stack.enter_context(service.worker(connection, told.checkpoint, told.max_batch, told.threads))
+    worker = stack.enter_context(service.worker(connection, settings.checkpoint, settings.max_batch, settings.threads))
 
     def run(jobs: list[Job]) -> list[list[int]]:
         names = [

@@ -1,6 +1,6 @@
 """transformers as two peers: ``generate`` for one job after another, and its continuous batching.
 
-It must not know what the tokens mean. Called with ``one-by-one`` or ``continuous``.
+Called with ``one-by-one`` or ``continuous``.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ _NO_STOP = -1
 """No token has this id."""
 
 
-def _load_model(told: Load) -> Any:
-    torch.set_num_threads(told.threads)
+def _load_model(settings: Load) -> Any:
+    torch.set_num_threads(settings.threads)
     model = _library.AutoModelForCausalLM.from_pretrained(
-        told.checkpoint, dtype=torch.float32, attn_implementation="sdpa"
+        settings.checkpoint, dtype=torch.float32, attn_implementation="sdpa"
     )
     return model.eval()
 
 
-def load_one_by_one(told: Load) -> Peer:
+def load_one_by_one(settings: Load) -> Peer:
     """What a program without a batching engine does: a call of ``generate`` for each job."""
-    model = _load_model(told)
+    model = _load_model(settings)
     # A fresh one, since the checkpoint's would end an answer at its end-of-text token.
     model.generation_config = _library.GenerationConfig(do_sample=False)
 
@@ -45,20 +45,20 @@ def load_one_by_one(told: Load) -> Peer:
     return Peer(_VERSION, run)
 
 
-def load_continuous(told: Load) -> Peer:
+def load_continuous(settings: Load) -> Peer:
     """The manager that ``transformers serve`` uses, kept running between rounds.
 
     Not compiled: with its own compile level 1 it ran at a quarter of the speed, compiling anew for each batch size.
     """
-    model = _load_model(told)
+    model = _load_model(settings)
     settings = _library.ContinuousBatchingConfig(
-        page_size=told.max_tokens,  # a page for each job; smaller pages were no faster
-        num_blocks=told.max_batch,  # the default takes most of the machine's memory
-        max_batch_tokens=told.max_batch * told.max_tokens,  # every prompt fits the first step
-        max_requests_per_batch=told.max_batch,
+        page_size=settings.max_tokens,  # a page for each job; smaller pages were no faster
+        num_blocks=settings.max_batch,  # the default takes most of the machine's memory
+        max_batch_tokens=settings.max_batch * settings.max_tokens,  # every prompt fits the first step
+        max_requests_per_batch=settings.max_batch,
         allow_block_sharing=False,  # jobs are the same in each round, and no other peer keeps what it has read
     )
-    greedy = _library.GenerationConfig(do_sample=False, eos_token_id=_NO_STOP, max_new_tokens=told.max_tokens)
+    greedy = _library.GenerationConfig(do_sample=False, eos_token_id=_NO_STOP, max_new_tokens=settings.max_tokens)
     manager = model.init_continuous_batching(generation_config=greedy, continuous_batching_config=settings)
     manager.start()
 

@@ -1,7 +1,4 @@
-"""vLLM's CPU build as a peer.
-
-It must not know what the tokens mean.
-"""
+"""vLLM's CPU build as a peer."""
 
 from __future__ import annotations
 
@@ -10,8 +7,8 @@ import os
 from peer_protocol import Job, Load, Peer, main
 
 
-def load(told: Load) -> Peer:
-    cores = sorted(os.sched_getaffinity(0))[: told.threads]
+def load(settings: Load) -> Peer:
+    cores = sorted(os.sched_getaffinity(0))[: settings.threads]
     os.environ |= {
         # Every core computes, one thread bound to each; by default one is left to a server in front, and there is none.
         "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, cores)),
@@ -24,12 +21,12 @@ def load(told: Load) -> Peer:
     import vllm  # type: ignore[import-not-found]  # it reads the environment as it is imported
 
     engine = vllm.LLM(
-        str(told.checkpoint),
+        str(settings.checkpoint),
         dtype="float32",
         skip_tokenizer_init=True,
-        max_model_len=told.max_tokens,
-        max_num_seqs=told.max_batch,
-        max_num_batched_tokens=told.max_batch * told.max_tokens,  # every prompt fits the first step
+        max_model_len=settings.max_tokens,
+        max_num_seqs=settings.max_batch,
+        max_num_batched_tokens=settings.max_batch * settings.max_tokens,  # every prompt fits the first step
         enable_prefix_caching=False,  # jobs are the same in each round, and no other peer keeps what it has read
         disable_log_stats=True,
     )

@@ -1,7 +1,4 @@
-"""The same work for every peer: one checkpoint in float32, and jobs whose prompts are texts of that model's own.
-
-It must not know the peers.
-"""
+"""The same work for every peer: one checkpoint in float32, and jobs whose prompts are texts of that model's own."""
 
 from __future__ import annotations
 
@@ -12,11 +9,11 @@ from pathlib import Path
 
 from peer_protocol import Job
 
-from minilab_gen.checkpoint import read_model, write_checkpoint
 from minilab_gen.engine import Engine, Sequence
-from minilab_gen.model import MiniLabModel, load
+from minilab_gen.models.checkpoint import load, read_model, write_checkpoint
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import GenerationRequest, SamplingSettings
-from minilab_gen.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, get_tokenizer
+from minilab_gen.text.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, get_tokenizer
 
 _SEED = 20
 """Any number: it fixes the jobs, so that two runs of the benchmark ask for the same."""

@@ -1,6 +1,6 @@
 """Our engine and service beside the libraries that one would otherwise take: same checkpoint, same jobs, in one run.
 
-It must not know how any of them works. ``benchmarks/install_peers.sh`` installs the libraries, each into an
+``benchmarks/install_peers.sh`` installs the libraries, each into an
 environment of its own; those that are not there are left out. ``python benchmarks/peers.py``
 
 All jobs are handed over at once, greedy, in float32, without a stop token. In each round the peers take turns, each
@@ -72,7 +72,7 @@ class Settings:
 
     @property
     def programs(self) -> list[Program]:
-        """The engine, and those asked for; all of them where nobody was."""
+        """The engine, and those asked for; all of them by default."""
         return [program for program in PROGRAMS if program is ENGINE or not self.only or program.name in self.only]
 
 
@@ -99,7 +99,7 @@ def start_peers(settings: Settings, progress: Progress) -> Iterator[tuple[list[J
 
 
 def take_turns(contenders: list[Contender], jobs: list[Job], rounds: int, progress: Progress) -> None:
-    """One round to warm up, then those that count; who fails is out."""
+    """One round to warm up, then those that count; one that fails is out."""
     for number in range(rounds + 1):
         first = number % len(contenders)
         for peer, record in contenders[first:] + contenders[:first]:

@@ -1,10 +1,11 @@
 """What many waiting jobs cost: time to submit and claim, memory in Redis: ``python benchmarks/queue_size.py``.
 
-It must not know a model: jobs are claimed and ended by a worker's ledger alone, and their tokens are made up.
+Jobs are claimed and ended by a worker's job store alone, and their tokens are made up.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 import time
@@ -16,18 +17,21 @@ from typing import Any, Final
 
 import click
 import redis
-from minilab_worker.claims import Claim
-from minilab_worker.ledger import Closing, Ledger
+from minilab_worker.job_store import Claim, Completion
+from minilab_worker.rq import RqJobStore
 from service import QUEUE, private_redis, server_version
 
 from minilab_gen.bench import json_option
-from minilab_gen.measurement import Progress, Spread, table, write_json
+from minilab_gen.measurement import Percentiles, Progress, table, write_json
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, let_go, view
+from minilab_gen.protocol.jobs import Submission, enqueue, view
+from minilab_gen.protocol.script_cache import forget_connection
 from minilab_gen.protocol.streams import publish
 from minilab_gen.request import GenerationRequest
+
+_log = logging.getLogger(__name__)
 
 PROMPT_TOKENS: Final = 32
 ANSWER_TOKENS: Final = 100
@@ -40,7 +44,7 @@ FINISHED_JOBS: Final = 1000
 """Jobs run to their end to see what stays of one: enough to drown what the server holds for itself."""
 
 _LEASE: Final = 600
-"""Seconds: the ledger must not seem dead while it does not beat."""
+"""Seconds: the lease must not expire, since it is not renewed."""
 
 _WORDS: Final = (" the", " of", " Fogg", ",", " a", "ing", " steam", "er", " eighty", ".")
 """Texts of tokens, of the lengths that the shipped tokenizer's have."""
@@ -55,9 +59,9 @@ class Depth:
     """While the queue grew to this length from the one before; None where it did not grow."""
     bytes_per_job: int | None
     """Memory that the server took for each job by which the queue grew."""
-    claim: Spread
-    status: Spread
-    """What ``minilab-client status`` asks about the last job in the queue; its place is counted."""
+    claim: Percentiles
+    status: Percentiles
+    """What ``minilab-client status`` asks about the last job in the queue; its position is counted."""
 
     def cells(self) -> list[str]:
         rate = "-" if self.submits_per_second is None else f"{self.submits_per_second:,.0f}"
@@ -80,39 +84,36 @@ def submit(connection: redis.Redis) -> str:
 
 
 @contextmanager
-def ledger_on(queue: str) -> Iterator[Ledger]:
-    """A worker's books without a worker."""
-    with closing(connect()) as connection:
-        ledger = Ledger(connection, [queue], _LEASE, "no model")
-        ledger.open()
-        try:
-            yield ledger
-        finally:
-            ledger.close()
+def store_on(queue: str) -> Iterator[RqJobStore]:
+    """A worker's job store without a worker."""
+    store = RqJobStore(connect(), [queue], _LEASE, "no model")
+    store.open(_log.debug)
+    with closing(store):
+        yield store
 
 
-def finish(connection: redis.Redis, ledger: Ledger, claim: Claim) -> None:
-    """What a worker writes for a whole answer: the stream, then RQ's books."""
+def finish(connection: redis.Redis, store: RqJobStore, claim: Claim) -> None:
+    """What a worker writes for a whole answer: the stream, then RQ's records."""
     tokens = [TokenEvent(n, 100 + n, _WORDS[n % len(_WORDS)]) for n in range(1, ANSWER_TOKENS + 1)]
     end = EndEvent("length", ANSWER_TOKENS, PROMPT_TOKENS)
     written: list[Event] = [*tokens, end]
-    publish(connection, [(claim.job.id, event) for event in written], running_ttl=keys.RETENTION)
+    publish(connection, [(claim.job.job_id, event) for event in written], running_ttl=keys.RETENTION)
     text = "".join(token.text for token in tokens)
     result = {"ids": [token.token_id for token in tokens]} | end.to_json() | {"text": text}
-    ledger.record([Closing(claim.job, claim.execution, result)])
+    store.finish([Completion(claim.job, result)])
 
 
-def claim_one(ledger: Ledger) -> Claim:
-    (claim,) = ledger.claim(1, 0)
+def claim_one(store: RqJobStore) -> Claim:
+    (claim,) = store.claim(1, 0)
     return claim
 
 
-def bytes_of_finished(connection: redis.Redis, ledger: Ledger, count: int) -> int:
+def bytes_of_finished(connection: redis.Redis, store: RqJobStore, count: int) -> int:
     """Memory that stays for a day of each finished job."""
     before = used_bytes(connection)
     for _ in range(count):
         submit(connection)
-        finish(connection, ledger, claim_one(ledger))
+        finish(connection, store, claim_one(store))
     return round((used_bytes(connection) - before) / count)
 
 
@@ -122,21 +123,22 @@ def timed(action: Callable[[], Any]) -> float:
     return time.perf_counter() - start
 
 
-def measure_depth(connection: redis.Redis, ledger: Ledger, waiting: int, queued: int) -> Depth:
+def measure_depth(connection: redis.Redis, store: RqJobStore, waiting: int, queued: int) -> Depth:
     """Let the queue grow from ``waiting`` to ``queued`` jobs, then claim and look at its two ends."""
     grown, before = queued - waiting, used_bytes(connection)
     seconds = sum(timed(lambda: submit(connection)) for _ in range(grown))
     memory = round((used_bytes(connection) - before) / grown) if grown else None
     claims, looks = [], []
     for _ in range(CLAIMS):
-        last = submit(connection)  # in the place of the one that is claimed, so that the length stays
+        last = submit(connection)  # in place of the one that is claimed, so that the length stays
         looks.append(timed(lambda last=last: view(connection, last)))  # type: ignore[misc]
         start = time.perf_counter()
-        claim = claim_one(ledger)
+        claim = claim_one(store)
         claims.append(time.perf_counter() - start)
-        ledger.record([Closing(claim.job, claim.execution, failure="measured")])
+        publish(connection, [(claim.job.job_id, EndEvent("error", 0, PROMPT_TOKENS))], running_ttl=keys.RETENTION)
+        store.finish([Completion(claim.job, failure="measured")])
     rate = round(grown / seconds, 1) if grown else None
-    return Depth(queued, rate, memory, Spread.of(claims), Spread.of(looks))
+    return Depth(queued, rate, memory, Percentiles.of(claims), Percentiles.of(looks))
 
 
 @click.command()
@@ -150,16 +152,16 @@ def main(jobs: int, json_file: Path | None) -> None:
     steps = [0, *(step for step in (1_000, 10_000, 100_000) if step < jobs), jobs]
     progress = Progress(len(steps) + 1)
     depths: list[Depth] = []
-    with private_redis() as connection, ledger_on(QUEUE) as ledger:
+    with private_redis() as connection, store_on(QUEUE) as store:
         server = server_version(connection)
         progress.say(f"{FINISHED_JOBS} jobs run to their end")
-        finished = bytes_of_finished(connection, ledger, FINISHED_JOBS)
+        finished = bytes_of_finished(connection, store, FINISHED_JOBS)
         waiting = 0
         for step in steps:
             progress.say(f"{step} jobs wait")
-            depths.append(measure_depth(connection, ledger, waiting, step))
+            depths.append(measure_depth(connection, store, waiting, step))
             waiting = step
-        let_go(connection)
+        forget_connection(connection)
     progress.clear()
     click.echo(table(HEAD, [depth.cells() for depth in depths]))
     click.echo(f"\nclaim and status: median / 99th percentile of {CLAIMS}, alone on {server}")

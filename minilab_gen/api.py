@@ -1,67 +1,67 @@
-"""The functions that programs call, each with a connection of its own. It must not know torch or the command line."""
+"""The functions that programs call, each with a connection of its own. They need no torch."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import cast
+from typing import Unpack
 
 import redis
 
-from minilab_gen.chat import Conversation
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import endings, jobs, keys, results
 from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
-from minilab_gen.protocol.jobs import JobState, Submission
+from minilab_gen.protocol.events import JobState
+from minilab_gen.protocol.jobs import Submission
 from minilab_gen.protocol.keys import Priority
+from minilab_gen.protocol.refusals import explained
+from minilab_gen.protocol.script_cache import forget_connection
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
     GenerationRequest,
-    SamplingSettings,
+    RequestSettings,
     check_text,
+    given_settings,
 )
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.text.chat import Conversation
+from minilab_gen.text.tokenizer import Tokenizer
 
 
 def submit(
     prompt: str | Sequence[int] | None = None,
     *,
     chat: str | Sequence[Mapping[str, str]] | None = None,
-    max_new_tokens: int | None = None,
-    temperature: float = 0.0,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    seed: int | None = None,
-    stop_ids: Sequence[int] | None = None,
     model: str = keys.DEFAULT_MODEL,
     job_id: str | None = None,
     priority: Priority = "normal",
     timeout: int = keys.DEFAULT_TIMEOUT,
     ttl: int | None = None,
     redis_url: str | None = None,
+    **settings: Unpack[RequestSettings],
 ) -> str:
     """Enqueue one job and return its id.
 
-    ``prompt`` is a text or token ids. In its place ``chat`` is what the user says to a model that has a chat template,
-    or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``. ``max_new_tokens`` are by default 64, in a
-    chat 1024. A sampled job without a ``seed`` draws one. ``stop_ids`` are by default the model's own. ``timeout`` and
-    ``ttl`` are seconds: of running, and of waiting. Raises RequestError for what can never run, UnknownModelError,
-    DuplicateJobError, RedisUnavailableError.
+    ``prompt`` is a text or token ids. Instead, ``chat`` is what the user says to a model that has a chat template,
+    or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``. ``settings`` are the fields of
+    :class:`RequestSettings`: ``max_new_tokens`` are by default 64, in a chat 1024; a sampled job without a ``seed``
+    draws one; ``stop_ids`` are by default the model's own. ``timeout`` and ``ttl`` are seconds: of running, and of
+    waiting. Raises RequestError for what can never run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
     """
-    settings = SamplingSettings(temperature, top_k, top_p, 0 if seed is None else seed)
+    given = given_settings(settings)
+    GenerationRequest.from_payload({**given, "prompt": (0,)})  # any prompt shows whether the rest can be right
+    model = keys.without_owner(model)
     submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
     asked = _asked(prompt, chat)
-    with closing(connect(redis_url)) as connection:
-        most = default_max_new_tokens(asked) if max_new_tokens is None else max_new_tokens
-        request = build_request(connection, asked, most, settings, seed is None, stop_ids, model)
+    with closing(connect(redis_url)) as connection, explained(connection):
+        request = build_request(connection, asked, given, model)
         try:
             return jobs.enqueue(connection, request, submission)
         finally:
-            jobs.let_go(connection)
+            forget_connection(connection)
 
 
 def default_max_new_tokens(prompt: str | Sequence[int] | Conversation) -> int:
@@ -72,25 +72,20 @@ def default_max_new_tokens(prompt: str | Sequence[int] | Conversation) -> int:
 def build_request(
     connection: redis.Redis,
     prompt: str | Sequence[int] | Conversation,
-    max_new_tokens: int,
-    settings: SamplingSettings,
-    draw_seed: bool,
-    stop_ids: Sequence[int] | None,
+    given: Mapping[str, object],
     model: str,
 ) -> GenerationRequest:
-    """The request for a model, checked against its card; ``draw_seed`` where a sampled one named none."""
+    """The request for a model, checked against its card, with the defaults of all settings that were not given."""
     card = read_card(connection, model)
     ends: Sequence[int] = card.stop_ids
     if isinstance(prompt, Conversation):
         ids, ends = chat_prompt(prompt, card, read_tokenizer(connection, card))
     else:
         ids = prompt_ids(prompt, read_tokenizer(connection, card)) if isinstance(prompt, str) else prompt
-    if draw_seed and not settings.is_greedy:
-        settings = SamplingSettings(settings.temperature, settings.top_k, settings.top_p, jobs.draw_seed())
-    if stop_ids is not None:
-        ends = stop_ids
-    # As they came, since a tuple of bytes or of a dict would pass for ids; the request makes tuples of lists.
-    request = GenerationRequest(cast(tuple[int, ...], ids), max_new_tokens, settings, cast(tuple[int, ...], ends))
+    defaults = {"max_new_tokens": default_max_new_tokens(prompt), "stop_ids": ends}
+    request = GenerationRequest.from_payload({**defaults, **given, "prompt": ids})
+    if "seed" not in given:
+        request = request.with_seed(jobs.draw_seed())
     request.check_fits(card.limits)
     return request
 
@@ -144,7 +139,7 @@ async def tail_async(job_id: str, after: int = 0, *, redis_url: str | None = Non
 
 def cancel(job_id: str, *, redis_url: str | None = None) -> JobState:
     """Ask that a job stop; returns the state that it was in. Raises UnknownJobError."""
-    with closing(connect(redis_url)) as connection:
+    with closing(connect(redis_url)) as connection, explained(connection):
         return endings.cancel(connection, job_id)
 
 

@@ -1,7 +1,7 @@
 """How fast this machine answers, the engine with many jobs against the plain loop: ``python -m minilab_gen.bench``.
 
-It must not know Redis: it measures what a worker computes, not what it costs to serve that. The programs in
-``benchmarks/`` do, and run what is here.
+It must not know Redis: it measures what a worker computes. What it costs to serve that is measured by the programs in
+``benchmarks/``, which run what is here.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from minilab_gen.errors import CheckpointError
 from minilab_gen.generate import generate
 from minilab_gen.measurement import (
     SUMMARY_HEAD,
-    Pace,
     Progress,
+    RunResult,
     Summary,
     TokenClock,
     facts,
@@ -33,9 +33,11 @@ from minilab_gen.measurement import (
     table,
     write_json,
 )
-from minilab_gen.model import MiniLabModel, ModelConfig, load
+from minilab_gen.models.checkpoint import load
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import BASE_CHECKPOINT
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 
 PROMPT_TOKENS: Final = (2, 32)
 NEW_TOKENS: Final = (32, 96)
@@ -99,7 +101,7 @@ def jobs_for(at_once: int) -> int:
     return max(JOBS_PER_PLACE * at_once, FEWEST_JOBS)
 
 
-def run_reference(model: MiniLabModel, requests: Iterable[GenerationRequest]) -> Pace:
+def run_reference(model: MiniLabModel, requests: Iterable[GenerationRequest]) -> RunResult:
     """The plain loop, one job after the other."""
     clock = TokenClock()
     reset_peak_memory()
@@ -108,13 +110,13 @@ def run_reference(model: MiniLabModel, requests: Iterable[GenerationRequest]) ->
         clock.ask(str(number), time.perf_counter())
         for _ in generate(model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids):
             clock.take(str(number), time.perf_counter())
-    return Pace(clock.tokens, time.perf_counter() - start, clock, peak_memory())
+    return RunResult(clock.tokens, time.perf_counter() - start, clock, peak_memory())
 
 
-def run_engine(model: MiniLabModel, requests: Iterable[GenerationRequest], at_once: int) -> Pace:
+def run_engine(model: MiniLabModel, requests: Iterable[GenerationRequest], at_once: int) -> RunResult:
     """The engine in a closed loop: ``at_once`` jobs at any time, the next one added when one has ended.
 
-    The pace is that of the steady part: from when all places are taken to when the last job is added.
+    The pace is that of the steady part: from when all slots are in use to when the last job is added.
     """
     engine, clock = Engine(model, at_once), TokenClock()
     to_come = deque(Sequence(str(number), request) for number, request in enumerate(requests))
@@ -134,7 +136,7 @@ def run_engine(model: MiniLabModel, requests: Iterable[GenerationRequest], at_on
             marks.append((now, clock.tokens))
     steady = marks if len(marks) > 1 else [(start, 0), (time.perf_counter(), clock.tokens)]
     (begin, before), (end, after) = steady[0], steady[-1]
-    return Pace(after - before, end - begin, clock, peak_memory())
+    return RunResult(after - before, end - begin, clock, peak_memory())
 
 
 def warm_up(model: MiniLabModel, at_once: int) -> None:
@@ -158,8 +160,8 @@ def main(folder: Path, threads: int | None, rounds: int, sizes: tuple[int, ...],
     model = load_model(folder)
     threads = threads or torch.get_num_threads()
     progress = Progress(rounds * (1 + len(sizes)))
-    reference: list[Pace] = []
-    engine: dict[int, list[Pace]] = {at_once: [] for at_once in sorted(sizes)}
+    reference: list[RunResult] = []
+    engine: dict[int, list[RunResult]] = {at_once: [] for at_once in sorted(sizes)}
     with computing_thread(threads) as thread:
         thread.submit(warm_up, model, 1).result()
         for _ in range(rounds):

@@ -1,4 +1,4 @@
-"""Every error that this project raises on purpose. It must not know who catches them.
+"""Every error that this project raises on purpose.
 
 ::
 
@@ -11,10 +11,11 @@
     ├── UnknownJobError                     no such job, or its data has expired
     ├── DuplicateJobError                   the job id is taken
     ├── QueueFullError                      the queue holds as many jobs as it may
+    ├── NotEndedError                       the job has not ended in the time that was given to it
     ├── JobCancelledError                   the job was cancelled (raised inside the task only)
     ├── JobTimeoutError                     the job waited past its ttl (raised inside the task only)
     ├── StreamError                         a token stream with a gap or an entry that is not ours
-    └── RedisUnavailableError               no server answers, or none can be started
+    └── RedisUnavailableError               no server serves us, or none can be started
 """
 
 from __future__ import annotations
@@ -52,6 +53,10 @@ class QueueFullError(MiniLabError):
     """A queue that holds as many waiting jobs as it may."""
 
 
+class NotEndedError(MiniLabError):
+    """A job that has not ended in the time for which its reader wanted to wait; it goes on."""
+
+
 class JobCancelledError(MiniLabError):
     """A job that was told to stop while it ran."""
 
@@ -65,4 +70,4 @@ class StreamError(MiniLabError):
 
 
 class RedisUnavailableError(MiniLabError):
-    """No Redis server answers at the address in use."""
+    """No Redis server answers at the address in use, or it does not do what it is asked."""

@@ -1,6 +1,6 @@
 """The reference: one sequence, one token at a time, the plain loop that everything else must agree with.
 
-It must not know about batches, queues or Redis. ``python -m minilab_gen.generate`` demonstrates it.
+It must not know Redis. ``python -m minilab_gen.generate`` demonstrates it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from minilab_gen.model import KVCache, MiniLabModel, load
+from minilab_gen.models.checkpoint import load
+from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kv_cache import KVCache
 from minilab_gen.request import GREEDY, GenerationRequest, ModelLimits, SamplingSettings
 from minilab_gen.sampling import Sampler, next_token_probabilities
-from minilab_gen.tokenizer import BASE_CHECKPOINT, get_tokenizer
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer
 
 __all__ = ["GREEDY", "SamplingSettings", "Step", "generate", "next_token_probabilities"]
 

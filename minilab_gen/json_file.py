@@ -1,4 +1,4 @@
-"""JSON objects of checkpoint folders. It must not know what they mean, and needs no torch."""
+"""JSON objects of checkpoint folders. It must know neither torch nor Redis."""
 
 from __future__ import annotations
 

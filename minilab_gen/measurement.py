@@ -1,6 +1,6 @@
 """What a benchmark measures and how it shows that: the times of tokens, memory, medians, one table, one JSON file.
 
-It must not know what is measured. ``python -m minilab_gen.bench`` and the programs in ``benchmarks/`` are built on it.
+``python -m minilab_gen.bench`` and the programs in ``benchmarks/`` are built on it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, Final
 import click
 import torch
 
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 
 _MILLION: Final = 1e6
 
@@ -55,7 +55,7 @@ class TokenClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class RunResult:
     """What one run gave."""
 
     tokens: int
@@ -88,16 +88,16 @@ def peak_memory(process: int | None = None) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Spread:
-    """The middle and the slow end of many times, in milliseconds."""
+class Percentiles:
+    """Percentiles of many times, in milliseconds."""
 
     p50: float
     p99: float
 
     @classmethod
-    def of(cls, seconds: Iterable[float]) -> Spread:
+    def of(cls, seconds: Iterable[float]) -> Percentiles:
         ordered = sorted(seconds)
-        assert ordered, "a spread needs at least one time"
+        assert ordered, "percentiles need at least one time"
         p50, p99 = (1000 * ordered[math.ceil(len(ordered) * percent / 100) - 1] for percent in (50, 99))
         return cls(round(p50, 3), round(p99, 3))
 
@@ -114,19 +114,19 @@ class Summary:
 
     tokens_per_second: float
     """The median of the runs."""
-    first_token: Spread
-    gap: Spread
+    first_token: Percentiles
+    gap: Percentiles
     """Both over the tokens of all runs together."""
     peak_mb: int | None
     """The lowest of the runs: in one process, a later run starts with what earlier ones left."""
 
     @classmethod
-    def of(cls, runs: Sequence[Pace]) -> Summary:
+    def of(cls, runs: Sequence[RunResult]) -> Summary:
         peaks = [run.peak_bytes for run in runs if run.peak_bytes is not None]
         return cls(
             round(statistics.median(run.rate for run in runs), 1),
-            Spread.of(seconds for run in runs for seconds in run.clock.first_tokens),
-            Spread.of(seconds for run in runs for seconds in run.clock.gaps),
+            Percentiles.of(seconds for run in runs for seconds in run.clock.first_tokens),
+            Percentiles.of(seconds for run in runs for seconds in run.clock.gaps),
             round(min(peaks) / _MILLION) if peaks else None,
         )
 
@@ -147,7 +147,7 @@ class Summary:
 SUMMARY_HEAD: Final = ("tokens/s", "first token ms", "gap ms", "peak MB")
 
 
-def ratio(runs: Sequence[Pace], others: Sequence[Pace]) -> float:
+def ratio(runs: Sequence[RunResult], others: Sequence[RunResult]) -> float:
     """How many times as fast the runs were: the median over pairs that ran side by side, so that drift cancels."""
     return round(statistics.median(run.rate / other.rate for run, other in zip(runs, others, strict=True)), 3)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from reprlib import Repr
-from typing import Any
+from typing import Any, Final, TypedDict
 
 from minilab_gen.errors import RequestError
 
@@ -79,9 +79,9 @@ def _ids(name: str, ids: object, *, at_most: int) -> tuple[int, ...]:
     if len(kept) > at_most:
         came = len(ids) if isinstance(ids, Sized) else "more"
         raise RequestError(f"{name} must hold at most {at_most} ids, got {came}")
-    for place, token in enumerate(kept):
+    for index, token in enumerate(kept):
         if type(token) is not int or token < 0:
-            raise RequestError(f"{name} must hold integers of at least 0, got {shown(token)} at position {place}")
+            raise RequestError(f"{name} must hold integers of at least 0, got {shown(token)} at position {index}")
     return kept
 
 
@@ -144,6 +144,20 @@ class SamplingSettings:
 GREEDY = SamplingSettings()
 
 
+class RequestSettings(TypedDict, total=False):
+    """All that may be set beside the prompt, as keyword arguments: the same names as :data:`SETTING_FIELDS`.
+
+    ``None`` asks for the default, wherever there is one that is no number of its own.
+    """
+
+    max_new_tokens: int | None
+    temperature: float
+    top_k: int | None
+    top_p: float | None
+    seed: int | None
+    stop_ids: Sequence[int] | None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelLimits:
     """What a request must fit, as the model card gives it."""
@@ -181,25 +195,28 @@ class GenerationRequest:
                 f"prompt and answer must fit the {limits.kv_tokens} tokens that a worker can hold (--kv-tokens), "
                 f"got {len(self.prompt)} and up to {longest - len(self.prompt)} new ones"
             )
-        for place, token in enumerate(self.stop_ids):
+        for index, token in enumerate(self.stop_ids):
             if token >= limits.vocab_size:
                 raise RequestError(
-                    f"stop_ids must be below {limits.vocab_size}, got {shown(token)} at position {place}"
+                    f"stop_ids must be below {limits.vocab_size}, got {shown(token)} at position {index}"
                 )
 
     def longest_answer(self, context_length: int) -> int:
         """The most tokens that can follow: what was asked or what the context leaves."""
         return min(self.max_new_tokens, context_length - len(self.prompt))
 
+    def with_seed(self, seed: int) -> GenerationRequest:
+        """The same with this seed where it is sampled; a greedy request has no use for one."""
+        return self if self.settings.is_greedy else replace(self, settings=replace(self.settings, seed=seed))
+
     def to_payload(self) -> dict[str, Any]:
         """The request as a JSON object; :meth:`from_payload` reads it."""
+        sampling = asdict(self.settings)
+        kept = {name for name in sampling if name in _ALWAYS_WRITTEN or sampling[name] != getattr(GREEDY, name)}
         return {
             "prompt": list(self.prompt),
             "max_new_tokens": self.max_new_tokens,
-            "temperature": self.settings.temperature,
-            "top_k": self.settings.top_k,
-            "top_p": self.settings.top_p,
-            "seed": self.settings.seed,
+            **{name: value for name, value in sampling.items() if name in kept},
             "stop_ids": list(self.stop_ids),
         }
 
@@ -208,15 +225,36 @@ class GenerationRequest:
         """The request in a JSON object. Raises RequestError for anything that breaks a rule or is not known."""
         if not isinstance(payload, Mapping):
             raise RequestError(f"a request must be an object, got {type(payload).__name__}")
-        sampling = {field.name for field in fields(SamplingSettings)}
-        unknown = set(payload) - sampling - {"prompt", "max_new_tokens", "stop_ids"}
-        if unknown:
+        if unknown := set(payload) - {"prompt", *SETTING_FIELDS}:
             raise RequestError(f"a request has no field {', '.join(sorted(map(shown, unknown))[:_NAMED_FIELDS])}")
         if "prompt" not in payload:
             raise RequestError("a request must have a prompt, got none")
-        settings = SamplingSettings(**{name: payload[name] for name in sampling if name in payload})
-        rest = {name: payload[name] for name in payload if name not in sampling}
+        settings = SamplingSettings(**{name: payload[name] for name in _SAMPLING_FIELDS if name in payload})
+        rest = {name: payload[name] for name in payload if name not in _SAMPLING_FIELDS}
         return cls(settings=settings, **rest)
+
+
+_SAMPLING_FIELDS: Final = tuple(field.name for field in fields(SamplingSettings))
+
+SETTING_FIELDS: Final[tuple[str, ...]] = tuple(
+    name
+    for field in fields(GenerationRequest)
+    if field.name != "prompt"
+    for name in (_SAMPLING_FIELDS if field.name == "settings" else (field.name,))
+)
+"""What a payload may hold beside its prompt: the names of all settings, wherever one is given."""
+
+_ALWAYS_WRITTEN: Final = ("temperature", "top_k", "top_p", "seed")
+"""What payloads have held from the first release on. A later setting is written only where it is not at its default:
+workers of a release before it take such a job, and the lines of a batch keep the names of their jobs."""
+
+_DEFAULT_DEPENDS: Final = ("max_new_tokens", "seed", "stop_ids")
+"""Settings whose default depends on the prompt or the model; ``None`` asks for it, as leaving them out does."""
+
+
+def given_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """The settings without those whose ``None`` asks for the default of the prompt or the model."""
+    return {name: value for name, value in settings.items() if value is not None or name not in _DEFAULT_DEPENDS}
 
 
 def check_prompt(prompt: Sequence[int], limits: ModelLimits) -> None:
@@ -224,8 +262,8 @@ def check_prompt(prompt: Sequence[int], limits: ModelLimits) -> None:
     longest = limits.context_length - 1
     if not 1 <= len(prompt) <= longest:
         raise RequestError(f"prompt must hold 1 to {longest} ids, got {len(prompt)}")
-    for place, token in enumerate(prompt):
+    for index, token in enumerate(prompt):
         if not 0 <= token < limits.vocab_size:
             raise RequestError(
-                f"prompt ids must be 0 to {limits.vocab_size - 1}, got {shown(token)} at position {place}"
+                f"prompt ids must be 0 to {limits.vocab_size - 1}, got {shown(token)} at position {index}"
             )

@@ -1,7 +1,5 @@
 """From logits to the next token: temperature, softmax, top-k, top-p, renormalisation, draw, always in this order.
 
-It must not know about models or caches.
-
 Sources: Fan et al. 2018, "Hierarchical Neural Story Generation" (top-k); Holtzman et al. 2020, "The Curious Case of
 Neural Text Degeneration" (top-p).
 """

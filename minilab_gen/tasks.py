@@ -5,34 +5,73 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import time
+from concurrent.futures import Future, wait
 from functools import cache
-from typing import Any
+from threading import Thread
+from typing import Any, Final
 
 from rq import get_current_job
 from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
-from minilab_gen.errors import JobCancelledError, JobTimeoutError, MiniLabError
+from minilab_gen.errors import JobCancelledError, JobTimeoutError, MiniLabError, StreamError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.endings import has_expired
-from minilab_gen.protocol.events import EndEvent, EndReason, TokenEvent
+from minilab_gen.protocol.events import EndReason, Event
+from minilab_gen.protocol.jobs import seconds_to_run
 from minilab_gen.protocol.streams import publish, published_tokens
+from minilab_gen.protocol.transcript import Transcript
 from minilab_gen.request import GenerationRequest
-from minilab_gen.stream_decoder import StreamDecoder
-from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
 
 MODEL_VARIABLE = "MINILAB_CHECKPOINT"
 """Environment variable with the checkpoint folder that :func:`generate` serves; the base model without it."""
 
 
-@cache
+_BEFORE_THE_ALARM: Final = 0.05
+"""Seconds by which the engine's deadline comes before RQ's alarm: most jobs then end between two tokens, and are not
+interrupted wherever they happen to be."""
+
+_LOOK: Final = 0.1
+"""Seconds between two looks at whether the model is loaded: how late RQ's alarm is noticed where a wait is not
+interrupted by it."""
+
+
 def _served() -> tuple[Any, Tokenizer]:
     """The model of this process, loaded once, and its tokenizer."""
-    from minilab_gen.model import load  # torch comes with the first job, not with the import
+    loading = _loading()
+    while not wait([loading], _LOOK).done:
+        pass
+    if loading.exception() is not None:
+        _loading.cache_clear()  # the next job may find the folder in order
+    return loading.result()
 
-    folder = os.environ.get(MODEL_VARIABLE) or BASE_CHECKPOINT
-    return load(folder), get_tokenizer(folder)
+
+@cache
+def _loading() -> Future[tuple[Any, Tokenizer]]:
+    """The model and its tokenizer as they are loaded, in a thread of its own.
+
+    RQ's alarm interrupts the main thread wherever it is. In the middle of an import of torch that would leave half of
+    it behind, and no later job of this process could import the rest.
+    """
+    loading: Future[tuple[Any, Tokenizer]] = Future()
+    Thread(target=_load_into, args=(loading,), name="load").start()
+    return loading
+
+
+def _load_into(loading: Future[tuple[Any, Tokenizer]]) -> None:
+    try:
+        import minilab_gen.engine  # noqa: F401 - not in the main thread, for the same reason
+        from minilab_gen.models.checkpoint import load  # torch comes with the first job, not with the import
+
+        folder = os.environ.get(MODEL_VARIABLE) or BASE_CHECKPOINT
+        loading.set_result((load(folder), get_tokenizer(folder)))
+    except BaseException as error:  # noqa: BLE001 - the job that waits for it raises it
+        loading.set_exception(error)
 
 
 def generate(request: dict[str, Any]) -> dict[str, Any]:
@@ -44,76 +83,84 @@ def generate(request: dict[str, Any]) -> dict[str, Any]:
     job = get_current_job()
     if job is None:
         raise MiniLabError("generate must be called by an RQ worker, got no current job")
-    return _Run(job, request).to_the_end()
+    return _Task(job, request).run()
 
 
-class _Run:
+class _Task:
     """One job in an ordinary RQ worker."""
 
     def __init__(self, job: Job, payload: dict[str, Any]) -> None:
         self._job, self._payload, self._connection = job, payload, job.connection
-        self._running_ttl = int(job.timeout or keys.DEFAULT_TIMEOUT) + keys.RETENTION
-        self._decoder: StreamDecoder | None = None
-        self._ids: list[int] = []
-        self._stop_ids: tuple[int, ...] = ()
-        self._prompt_tokens = 0
-        self._text = ""
+        self._seconds = seconds_to_run(job)
+        self._deadline = time.monotonic() + self._seconds - _BEFORE_THE_ALARM
+        self._transcript = Transcript()
 
-    def to_the_end(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
+        """Generate to the end; whatever that is, the stream gets its terminal entry."""
         try:
             reason, stop_id = self._generate()
         except JobTimeoutException:
-            self._end("timeout", phase="running")
+            self._end_unfinished("timeout", phase="running")
             raise
         except JobTimeoutError:
-            self._end("timeout", phase="waiting")
+            self._end_unfinished("timeout", phase="waiting")
             raise
         except JobCancelledError:
-            self._end("cancelled")
+            self._end_unfinished("cancelled")
             raise
         except Exception as error:
-            self._end("error", error=str(error))
+            self._end_unfinished("error", error=str(error))
             raise
-        end = self._end(reason, stop_id=stop_id)
-        return {"ids": self._ids} | end.to_json() | {"text": self._text}
+        self._end(reason, stop_id=stop_id)
+        return self._transcript.result()
 
     def _generate(self) -> tuple[EndReason, int | None]:
-        from minilab_gen.engine import Chosen, Engine, Sequence
-
         request = GenerationRequest.from_payload(self._payload)
-        self._prompt_tokens, self._stop_ids = len(request.prompt), request.stop_ids
+        self._transcript = Transcript(request)
         published, _ = published_tokens(self._connection, self._job.id)
-        if not published and has_expired(self._job):  # one with tokens has started in time
+        # One with tokens has started in time.
+        if not published and has_expired(self._job, server_time(self._connection)):
             raise JobTimeoutError("the job waited longer than its ttl")
         model, tokenizer = _served()
-        self._decoder = tokenizer.decoder(request.prompt)
-        for token in published:
-            self._take(token.token_id)
-        engine = Engine(model, 1)
-        engine.add(Sequence(self._job.id, request, self._ids))
+        from minilab_gen.engine import Chosen, Engine, Sequence
+
+        self._transcript = Transcript(request, tokenizer, published)
+        engine = Engine(model, 1, passes=(JobTimeoutException,))
+        engine.add(Sequence(self._job.id, request, self._transcript.ids, self._deadline))
         while engine.has_work:
             if self._connection.exists(keys.cancel_flag(self._job.id)):
                 raise JobCancelledError(f"job {self._job.id} was cancelled")
             for outcome in engine.step():
                 if isinstance(outcome, Chosen):
-                    event = TokenEvent(outcome.number, outcome.token_id, self._take(outcome.token_id))
-                    publish(self._connection, [(self._job.id, event)], running_ttl=self._running_ttl)
+                    self._publish(self._transcript.add(outcome.token_id))
+                elif outcome.reason == "timeout":
+                    raise JobTimeoutException(f"the job ran for longer than its timeout of {self._seconds} s")
                 elif outcome.reason == "error":
                     raise MiniLabError(outcome.error or "the engine gave no reason")
                 else:
-                    return outcome.reason, self._ids[-1] if outcome.reason == "stop" else None
+                    return outcome.reason, self._transcript.ids[-1] if outcome.reason == "stop" else None
         raise AssertionError("a sequence must leave the engine with a reason")
 
-    def _take(self, token_id: int) -> str:
-        assert self._decoder is not None, "tokens come after the decoder"
-        text = "" if token_id in self._stop_ids else self._decoder.push(token_id)
-        self._ids.append(token_id)
-        self._text += text
-        return text
+    def _end_unfinished(self, reason: EndReason, **details: Any) -> None:
+        """End what was interrupted, perhaps between a token and its publication: the stream says how far it came."""
+        try:
+            self._return_to_stream()
+        except JobTimeoutException:  # RQ's alarm rings once
+            self._return_to_stream()
+        self._end(reason, **details)
 
-    def _end(self, reason: EndReason, **details: Any) -> EndEvent:
-        rest = self._decoder.flush() if self._decoder else ""
-        self._text += rest
-        end = EndEvent(reason, len(self._ids), self._prompt_tokens, text=rest, **details)
-        publish(self._connection, [(self._job.id, end)], running_ttl=self._running_ttl)
-        return end
+    def _return_to_stream(self) -> None:
+        with contextlib.suppress(StreamError):  # that is why it fails; a reader is told the same
+            published, _ = published_tokens(self._connection, self._job.id)
+            self._transcript.restart(published)
+
+    def _end(self, reason: EndReason, **details: Any) -> None:
+        """Publish the terminal entry, even if RQ's alarm rings meanwhile; to send it twice changes nothing."""
+        end = self._transcript.close(reason, **details)
+        try:
+            self._publish(end)
+        except JobTimeoutException:  # which rings once
+            self._publish(end)
+
+    def _publish(self, event: Event) -> None:
+        publish(self._connection, [(self._job.id, event)], running_ttl=self._seconds + keys.RETENTION)

@@ -1,6 +1,6 @@
 """Training of the base model: ``python -m minilab_gen.train --corpus FILE... --output DIR``.
 
-It must not know about Redis or serving. A run is a function of its settings: every step draws its windows and its
+A run is a function of its settings: every step draws its windows and its
 dropout from a seed made of the run's seed and the step, so a run that was killed and resumed ends at the same weights.
 """
 
@@ -19,15 +19,17 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from torch import Tensor
 
-from minilab_gen.checkpoint import write_checkpoint
-from minilab_gen.corpus import Corpus, read_corpus, token_row
 from minilab_gen.errors import MiniLabError, RequestError
-from minilab_gen.model import MiniLabModel, ModelConfig
-from minilab_gen.tokenizer import BASE_CHECKPOINT, train_tokenizer
+from minilab_gen.models.checkpoint import write_checkpoint
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, train_tokenizer
+from minilab_gen.training.corpus import Corpus, read_corpus, token_row
 
 __all__ = ["BASE_CHECKPOINT", "TrainSettings", "main", "train"]
 
 _STATE_FILE = "training-state.pt"
+_CURVE_FILE = "training.png"
 _SEED_STRIDE = 1_000_003  # a prime above any step count, so that no two (seed, step) share a generator
 
 
@@ -122,7 +124,7 @@ class Trainer:
         return True
 
     def finish(self) -> None:
-        """Write the checkpoint, its record and its curve, and drop the saved state."""
+        """Write the checkpoint, its record and, where it can be drawn, its curve; drop the saved state."""
         write_checkpoint(self.output, self.model, self.tokenizer)
         record = {
             "settings": asdict(self.settings),
@@ -132,7 +134,10 @@ class Trainer:
             "history": [asdict(row) for row in self.history],
         }
         (self.output / "training.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        draw_curve(self.history, self.output / "training.png")
+        if _can_draw():
+            draw_curve(self.history, self.output / _CURVE_FILE)
+        else:  # one of an earlier run would show other losses than the record beside it
+            (self.output / _CURVE_FILE).unlink(missing_ok=True)
         (self.output / _STATE_FILE).unlink(missing_ok=True)
 
     @torch.no_grad()
@@ -179,8 +184,8 @@ class Trainer:
         torch.manual_seed(self.settings.seed * _SEED_STRIDE + self.step)
         length = self.settings.model.context_length
         starts = torch.randint(len(self._tokens) - length, (self.settings.batch, 1))
-        places = starts + torch.arange(length + 1)
-        windows = self._tokens[places]
+        positions = starts + torch.arange(length + 1)
+        windows = self._tokens[positions]
         return windows[:, :-1], windows[:, 1:]
 
     def _parameter_groups(self) -> list[dict[str, object]]:
@@ -217,6 +222,12 @@ def train(settings: TrainSettings, corpus: Corpus, output: Path, console: Consol
     trainer = Trainer(settings, corpus, output)
     if trainer.resume():
         console.print(f"taking up the run in {output} after step {trainer.step}")
+    if not _can_draw():
+        console.print(
+            f"matplotlib is not installed, so no {_CURVE_FILE} will be drawn; training.json records the losses. "
+            "To have it: pip install matplotlib",
+            soft_wrap=True,
+        )
     columns = (
         BarColumn(),
         TextColumn("{task.completed}/{task.total} steps  {task.description}"),
@@ -238,9 +249,18 @@ def train(settings: TrainSettings, corpus: Corpus, output: Path, console: Consol
     return trainer
 
 
+def _can_draw() -> bool:
+    """Whether matplotlib, which only the extra ``[train]`` brings, can be imported."""
+    try:
+        import matplotlib.figure  # noqa: F401 - only training draws, and it is slow to import
+    except ImportError:
+        return False
+    return True
+
+
 def draw_curve(history: list[Measurement], file: Path) -> None:
     """Draw training and validation loss against steps into a PNG file."""
-    from matplotlib.figure import Figure  # only training draws, and it is slow to import
+    from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4), layout="constrained")
     axes = figure.subplots()

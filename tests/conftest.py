@@ -13,16 +13,25 @@ import redis
 import torch
 from chaos.checkpoint import write_slow_checkpoint
 from minilab_worker.serving import ServedModel, load_served_model
-from minilab_worker.worker import Worker, WorkerSettings
-from own_service import OwnService, own_service_of
+from minilab_worker.worker import MakeEngine, Worker, WorkerSettings, make_engine
+from support.own_service import OwnService, own_service_of
 
-from minilab_gen.checkpoint import write_checkpoint
-from minilab_gen.model import MiniLabModel, ModelConfig
+from minilab_gen.models.checkpoint import write_checkpoint
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.protocol import embedded, keys
-from minilab_gen.tokenizer import get_tokenizer
+from minilab_gen.text.tokenizer import get_tokenizer
+
+pytest_plugins = ["support.run_guard"]
 
 SMALL = ModelConfig(vocab_size=2048, context_length=64, n_layer=2, n_head=8, n_kv_head=1, d_model=64, d_hidden=64)
 """A model with the base model's vocabulary that answers in a fraction of a millisecond."""
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Two threads on products as small as the tests' only wait for each other, minutes on a loaded machine."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -79,9 +88,11 @@ def start_worker(server: redis.Redis, served: ServedModel) -> Iterator[Callable[
     """Start workers of the small model on the real server, in threads; all are stopped at the end."""
     with ExitStack() as stack:
 
-        def start(max_batch: int = 4, *, burst: bool = False) -> Worker:
-            settings = WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), max_batch, burst=burst)
-            worker = Worker(settings, served)
+        def start(
+            max_batch: int = 4, *, burst: bool = False, lease: int = 15, engine: MakeEngine = make_engine
+        ) -> Worker:
+            queues = tuple(keys.queue_names(keys.DEFAULT_MODEL))
+            worker = Worker(WorkerSettings(queues, max_batch, burst=burst, lease=lease), served, engine)
             thread = threading.Thread(target=worker.serve)
             thread.start()
             stack.callback(thread.join)

@@ -1,11 +1,11 @@
-"""``minilab-client cancel``: ask that jobs stop. It must not say that one has stopped before it has."""
+"""``minilab-client cancel``: ask that jobs stop."""
 
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
 import click
-import redis
 
 from minilab_client import parameters
 from minilab_client.completion import complete_models
@@ -14,13 +14,14 @@ from minilab_client.interrupts import uninterrupted
 from minilab_client.output import say, write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_gen.errors import UnknownJobError
-from minilab_gen.protocol import endings, jobs, keys
-from minilab_gen.protocol.clearing import cancel_waiting, count_waiting
-from minilab_gen.protocol.jobs import JobState
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.events import JobState
+
+if TYPE_CHECKING:
+    import redis
 
 
 @click.command(
-    short_help="Ask that jobs stop.",
     epilog="\b\nExamples:\n  minilab-client cancel 4f2a 9c01\n  minilab-client cancel --all-queued --model base --yes",
 )
 @click.argument("ids", metavar="[JOB]...", type=parameters.job_id, nargs=-1)
@@ -50,7 +51,7 @@ def cancel(
     if bool(ids) == all_queued:
         raise click.UsageError("give either JOB... or --all-queued")
     if all_queued and not yes and not sys.stdin.isatty():
-        raise click.UsageError("--all-queued asks first; give --yes where nobody can answer")
+        raise click.UsageError("--all-queued asks first; give --yes where there is no terminal")
     with settings.connect() as connection:
         if all_queued:
             return _cancel_all(connection, model, yes, as_json)
@@ -58,14 +59,16 @@ def cancel(
         for job_id in ids:
             try:
                 _cancel(connection, job_id, as_json)
-            except UnknownJobError as error:  # one that is not there keeps nobody from stopping the others
+            except UnknownJobError as error:  # the others are stopped all the same
                 code = report(error)
     return code
 
 
 def _cancel(connection: redis.Redis, job_id: str, as_json: bool) -> None:
+    from minilab_gen.protocol import endings, jobs
+
     before = endings.cancel(connection, job_id)
-    now = jobs.state_of(jobs.fetch(connection, job_id))
+    now = jobs.state_of(connection, jobs.fetch(connection, job_id))
     if as_json:
         write_json({"job_id": job_id, "was": before, "state": now})
     else:
@@ -75,10 +78,14 @@ def _cancel(connection: redis.Redis, job_id: str, as_json: bool) -> None:
 def _outcome(before: JobState, now: JobState) -> str:
     if before not in ("queued", "started"):
         return f"had already ended: {before}"
-    return f"was {before}, now cancelled" if now == "cancelled" else f"was {before}, told to stop"
+    if now in ("queued", "started"):
+        return f"was {before}, told to stop"
+    return f"was {before}, now cancelled" if now == "cancelled" else f"was {before}, ended by itself meanwhile: {now}"
 
 
 def _cancel_all(connection: redis.Redis, model: str, yes: bool, as_json: bool) -> ExitCode:
+    from minilab_gen.protocol.bulk_cancel import cancel_waiting, count_waiting
+
     waiting = count_waiting(connection, model)
     question = f"Cancel all jobs that wait for {model}, {waiting} now?"
     if waiting and not yes and not click.confirm(question, err=True):

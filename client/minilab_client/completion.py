@@ -1,6 +1,6 @@
-"""``minilab-client completion``: what a shell needs to complete what is typed. It must not fail, nor start a server.
+"""``minilab-client completion``: what a shell needs to complete what is typed.
 
-Whoever presses the tab key gets what is known, or nothing.
+The tab key gives what is known, or nothing; it never fails and starts no server.
 """
 
 from __future__ import annotations
@@ -10,19 +10,16 @@ from contextlib import suppress
 from typing import Final
 
 import click
-import redis
 from click.shell_completion import CompletionItem, get_completion_class
 
 from minilab_client.settings import ClientSettings
 from minilab_gen.errors import MiniLabError
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.cards import all_cards
 
 SHELLS: Final = ("bash", "zsh", "fish")
 
 
 @click.command(
-    short_help="Print what completes commands in a shell.",
     epilog="\b\nExamples:"
     '\n  eval "$(minilab-client completion bash)"      # in ~/.bashrc'
     '\n  eval "$(minilab-client completion zsh)"       # in ~/.zshrc'
@@ -45,6 +42,10 @@ def complete_models(ctx: click.Context, _option: click.Parameter, typed: str) ->
     names = {keys.DEFAULT_MODEL}
     settings = ctx.find_object(ClientSettings)
     if settings is not None and (settings.redis_url is not None or _private_server_runs()):
+        import redis
+
+        from minilab_gen.protocol.cards import all_cards
+
         with suppress(MiniLabError, redis.RedisError), settings.connect() as connection:
             names |= {card.name for card in all_cards(connection)}
     return [CompletionItem(name) for name in sorted(names) if name.startswith(typed)]

@@ -1,25 +1,25 @@
-"""``minilab-client doctor``: whether Redis and the service are well, and what to do. It must not change anything."""
+"""``minilab-client doctor``: whether Redis and the service are well, and what to do."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import TYPE_CHECKING
 
 import click
-import redis
 
 from minilab_client.exit_codes import ExitCode
 from minilab_client.findings import Finding, Level, warn
 from minilab_client.output import Colour, flush, write, write_json, write_word
-from minilab_client.redis_checks import redis_checks
-from minilab_client.service_checks import service_checks
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
+
+if TYPE_CHECKING:
+    import redis
 
 _COLOURS: dict[Level, Colour] = {"ok": "green", "warn": "yellow", "fail": "red"}
 
 
 @click.command(
-    short_help="Check Redis, queues, workers and models.",
     epilog="\b\nExamples:\n  minilab-client doctor\n  minilab-client doctor --json",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array of objects.")
@@ -44,6 +44,11 @@ def doctor(settings: ClientSettings, as_json: bool) -> ExitCode:
 
 
 def _findings(connection: redis.Redis, address: str) -> Iterator[Finding]:
+    import redis
+
+    from minilab_client.redis_checks import redis_checks
+    from minilab_client.service_checks import service_checks
+
     yield from redis_checks(connection, address)
     try:
         yield from service_checks(connection)

@@ -1,4 +1,4 @@
-"""How the program ends: one exit code for each kind of end, one line for each error. It must not know the commands."""
+"""How the program ends: one exit code for each kind of end, one line for each error."""
 
 from __future__ import annotations
 
@@ -7,14 +7,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
+from typing import TYPE_CHECKING
 
 import click
-import redis
 
-from minilab_client.output import say
+from minilab_client.output import say_error
 from minilab_gen.errors import (
     DuplicateJobError,
     MiniLabError,
+    NotEndedError,
     QueueFullError,
     RedisUnavailableError,
     RequestError,
@@ -23,9 +24,12 @@ from minilab_gen.errors import (
 )
 from minilab_gen.protocol.events import EndEvent
 
+if TYPE_CHECKING:
+    import redis
+
 
 class ExitCode(IntEnum):
-    """What the shell is told."""
+    """What the shell gets."""
 
     DONE = 0
     FAILED = 1
@@ -37,8 +41,10 @@ class ExitCode(IntEnum):
     CANCELLED = 5
     INTERRUPTED = 130
     """128 and the number of SIGINT, as shells have it."""
+    NOT_ENDED = 124
+    """The job has not ended within --wait; the code that `timeout` of the coreutils has for that."""
     BROKEN_PIPE = 141
-    """128 and the number of SIGPIPE: whoever read our output has left."""
+    """128 and the number of SIGPIPE: the reader of our output has exited."""
     TERMINATED = 143
     """128 and the number of SIGTERM."""
 
@@ -48,6 +54,7 @@ _REMEDIES: dict[type[MiniLabError], tuple[ExitCode, str]] = {
     QueueFullError: (ExitCode.REFUSED, "try again later or raise --max-queued"),
     RequestError: (ExitCode.REFUSED, ""),
     UnknownModelError: (ExitCode.REFUSED, "`minilab-client models` lists what is there"),
+    NotEndedError: (ExitCode.NOT_ENDED, ""),
     UnknownJobError: (ExitCode.UNKNOWN_JOB, "`minilab-client jobs` lists what is there"),
     RedisUnavailableError: (ExitCode.NO_REDIS, ""),
 }
@@ -65,24 +72,27 @@ def say_end(job_id: str, end: EndEvent) -> ExitCode:
     """Say why a job did not end well; its exit code."""
     after = f"after {end.tokens} token{'' if end.tokens == 1 else 's'}"
     if end.reason == "cancelled":
-        say(f"job {job_id} was cancelled {after}")
+        say_error("JobCancelledError", f"job {job_id} was cancelled {after}", prefix="")
     elif end.reason == "timeout" and end.phase == "waiting":
-        say(f"error: job {job_id} expired: it waited longer than its --ttl; submit it again with a longer one")
+        say_error(
+            "JobTimeoutError",
+            f"job {job_id} expired: it waited longer than its --ttl; submit it again with a longer one",
+        )
     elif end.reason == "timeout":
-        say(f"error: job {job_id} ran out of time {after}; submit it again with a longer --timeout")
+        say_error("JobTimeoutError", f"job {job_id} ran out of time {after}; submit it again with a longer --timeout")
     elif end.reason == "error":
-        say(f"error: job {job_id} failed {after}: {end.error or 'no reason was recorded'}")
+        say_error("JobFailedError", f"job {job_id} failed {after}: {end.error or 'no reason was recorded'}")
     return code_of_end(end)
 
 
 @contextmanager
-def exit_codes() -> Iterator[None]:
+def exit_codes(*, as_json: bool | None = None) -> Iterator[None]:
     """Turn whatever ends the program early into at most one line on stderr and click's Exit with the code."""
     try:
         try:
             yield
         finally:
-            print(end="", flush=True)  # here, where a reader who left can still be met, and not as Python shuts down
+            print(end="", flush=True)  # here, where a closed pipe can still be handled, and not as Python shuts down
     except BrokenPipeError:
         _drop_output()
         code = ExitCode.BROKEN_PIPE
@@ -92,41 +102,55 @@ def exit_codes() -> Iterator[None]:
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         code = ExitCode.REFUSED
-    except (click.ClickException, MiniLabError, redis.RedisError, OSError) as error:
-        code = report(error)
+    except _reported() as error:
+        code = report(error, as_json=as_json)
     else:
         return
     raise click.exceptions.Exit(code)
 
 
-def report(error: click.ClickException | MiniLabError | redis.RedisError | OSError) -> ExitCode:
+def report(
+    error: click.ClickException | MiniLabError | redis.RedisError | OSError, *, as_json: bool | None = None
+) -> ExitCode:
     """Say what went wrong and what to do about it, in one line; the exit code for it."""
+    kind, message, code = _message(error)
+    if isinstance(error, OSError):
+        _drop_output()  # or Python would try to write the rest again as it shuts down
+    say_error(kind, message, as_json=as_json)
+    return code
+
+
+def _message(
+    error: click.ClickException | MiniLabError | redis.RedisError | OSError,
+) -> tuple[str, str, ExitCode]:
+    """What kind of error it is, what to say about it, and the exit code for it."""
     if isinstance(error, click.ClickException):
-        say(f"error: {error.format_message().rstrip('.')}{_help_hint(error)}")
-        return ExitCode.REFUSED
+        return "UsageError", f"{error.format_message().rstrip('.')}{_help_hint(error)}", ExitCode.REFUSED
     if isinstance(error, MiniLabError):
         known = (answer for kind, answer in _REMEDIES.items() if isinstance(error, kind))
         code, remedy = next(known, (ExitCode.FAILED, ""))
-        say(f"error: {error}{'; ' if remedy else ''}{remedy}")
-        return code
-    if isinstance(error, redis.RedisError):
-        say(f"error: {redis_complaint(error)}")
-        return ExitCode.NO_REDIS
-    _drop_output()  # or Python would try to write the rest again as it shuts down
-    say(f"error: {error.strerror or error}{f': {error.filename}' if error.filename else ''}")
-    return ExitCode.FAILED
+        return type(error).__name__, f"{error}{'; ' if remedy else ''}{remedy}", code
+    if not isinstance(error, OSError):
+        return "RedisError", redis_complaint(error), ExitCode.NO_REDIS
+    return "OSError", f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", ExitCode.FAILED
+
+
+def _reported() -> tuple[type[click.ClickException | MiniLabError | redis.RedisError | OSError], ...]:
+    """What ends the program with one line; of redis-py nothing where it was never loaded."""
+    loaded = sys.modules.get("redis.exceptions")
+    return (click.ClickException, MiniLabError, OSError, *(() if loaded is None else (loaded.RedisError,)))
 
 
 def redis_complaint(error: redis.RedisError) -> str:
     """What went wrong with Redis, and what to do about it."""
-    reason = str(error).rpartition("of pipeline caused error: ")[2].rstrip(".") or type(error).__name__
+    import redis  # not at the top: most runs meet no error, and --version no Redis
+
+    from minilab_gen.protocol.refusals import refusal
+
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        reason = str(error).rpartition("of pipeline caused error: ")[2].rstrip(".") or type(error).__name__
         return f"Redis was lost: {reason}; check that it runs, then try again"
-    if isinstance(error, redis.ReadOnlyError):
-        return f"Redis only serves readers: {reason}; give the address of the primary"
-    if isinstance(error, redis.OutOfMemoryError):
-        return f"Redis is full: {reason}; free memory or raise its maxmemory"
-    return f"Redis refused: {reason}"
+    return "; ".join(filter(None, refusal(error)))
 
 
 def _help_hint(error: click.ClickException) -> str:

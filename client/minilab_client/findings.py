@@ -1,4 +1,4 @@
-"""What ``minilab-client doctor`` finds: one line each. It must not know how anything is looked at."""
+"""What ``minilab-client doctor`` finds: one line each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Show a job's tokens as they come, to its end. It must not know how the job came into the queue."""
+"""Show a job's tokens as they come, to its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import redis
 from minilab_client.exit_codes import ExitCode, redis_complaint, say_end
 from minilab_client.interrupts import uninterrupted
 from minilab_client.output import flush, require_reader, say, write, write_json
-from minilab_gen.errors import RedisUnavailableError
+from minilab_gen.errors import NotEndedError, RedisUnavailableError
+from minilab_gen.protocol.cards import start_command
 from minilab_gen.protocol.events import EndEvent, Event
 from minilab_gen.protocol.jobs import JobView
 from minilab_gen.protocol.tail import OnWait, tail
@@ -22,8 +23,8 @@ class Printer(Protocol):
 
     def show(self, event: Event) -> None: ...
 
-    def leave(self) -> None:
-        """Called where the reader stops before the end."""
+    def stop(self) -> None:
+        """Called where reading stops before the end."""
 
 
 class TextPrinter:
@@ -38,7 +39,7 @@ class TextPrinter:
         if isinstance(event, EndEvent) and (self._shown or event.succeeded):
             write("\n")
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         # On a terminal the prompt is to stand on a line of its own. A file gets nothing added: what a later run appends
         # is then exactly the rest.
         if sys.stdout.isatty():
@@ -51,7 +52,7 @@ class JsonPrinter:
     def show(self, event: Event) -> None:
         write_json({"event": "end" if isinstance(event, EndEvent) else "token", **event.to_json()})
 
-    def leave(self) -> None:
+    def stop(self) -> None:
         pass
 
 
@@ -72,46 +73,58 @@ class WaitingNotes:
 def reason_to_wait(view: JobView) -> str | None:
     """Why no token comes, as far as it can be seen from outside."""
     if view.state == "started" and not view.workers_alive:
-        return "its worker is gone; the job goes on where it stopped once you start one: minilab-worker"
+        return f"its worker is gone; the job goes on where it stopped once you start one: {start_command(view.model)}"
     if view.state != "queued":
         return None
     if not view.workers_alive:
-        return f"no worker serves the model {view.model}; start one in another terminal: minilab-worker"
+        return f"no worker serves the model {view.model}; start one in another terminal: {start_command(view.model)}"
     if view.position:
         return f"{view.position} job{'s stand' if view.position > 1 else ' stands'} before it in the queue"
     return "it is the next in the queue"
 
 
 def follow(
-    connection: redis.Redis, job_id: str, after: int, printer: Printer, on_wait: OnWait | None = None
+    connection: redis.Redis,
+    job_id: str,
+    after: int,
+    printer: Printer,
+    on_wait: OnWait | None = None,
+    wait: float | None = None,
 ) -> ExitCode:
     """Show the events after token ``after``, to the end; the exit code for how the job ended.
 
-    An interrupt ends the program with a note on how to read on; so does the loss of Redis, as RedisUnavailableError.
+    An interrupt ends the program with a note on how to read on; so does the loss of Redis, as RedisUnavailableError,
+    and the end of ``wait`` seconds, as NotEndedError.
     """
     seen = after
     try:
-        for event in tail(connection, job_id, after, on_wait=on_wait or WaitingNotes()):
+        for event in tail(connection, job_id, after, on_wait=on_wait or WaitingNotes(), wait=wait):
             with uninterrupted():
                 printer.show(event)
                 seen = event.number
-            flush()  # what an interrupt leaves in the buffer is counted, and written as the program ends
+            flush()  # what stays in the buffer on an interrupt is counted, and written as the program ends
             if isinstance(event, EndEvent):
                 return say_end(job_id, event)
     except KeyboardInterrupt:
-        printer.leave()
+        printer.stop()
         say(f"the job goes on; read on with: {_rest(job_id, seen)}")
         raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
+    except NotEndedError as error:
+        printer.stop()
+        raise NotEndedError(f"{error}; it goes on, read on with: {_rest(job_id, seen)}") from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
-        printer.leave()
+        printer.stop()
         raise RedisUnavailableError(f"{redis_complaint(error)}: {_rest(job_id, seen)}") from error
     raise AssertionError("a tail must end with the end of its job")
 
 
-def wait_for_end(connection: redis.Redis, job_id: str) -> None:
-    """Return when a job has ended, and say meanwhile what it waits for."""
-    for _ in tail(connection, job_id, on_wait=WaitingNotes()):
-        pass
+def wait_for_end(connection: redis.Redis, job_id: str, wait: float | None) -> None:
+    """Return when a job has ended, and say meanwhile what it waits for. Raises NotEndedError after ``wait`` seconds."""
+    try:
+        for _ in tail(connection, job_id, on_wait=WaitingNotes(), wait=wait):
+            pass
+    except NotEndedError as error:
+        raise NotEndedError(f"{error}; it goes on, ask again with: minilab-client result {job_id} --wait") from error
 
 
 def _rest(job_id: str, seen: int) -> str:

@@ -1,4 +1,4 @@
-"""Ctrl-C at the right moment. It must not know what it interrupts."""
+"""Ctrl-C at the right moment."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from types import FrameType
 def uninterrupted() -> Iterator[None]:
     """Put a KeyboardInterrupt off to the end of the block, so that what was shown and what was counted never differ.
 
-    A second one is not put off: the block may be held up by a reader who takes nothing.
+    A second one is not put off: the block may be held up by a reader that takes nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield  # which never gets one
         return
     earlier = signal.getsignal(signal.SIGINT)
     if earlier is not signal.default_int_handler:
-        yield  # whoever set another handler, or none, has said what an interrupt means
+        yield  # another handler, or none, is there on purpose
         return
     came = False
 

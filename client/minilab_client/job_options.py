@@ -1,4 +1,4 @@
-"""Options that say how jobs are put into a queue, for each command that submits. It must not know what they ask."""
+"""Options that say how jobs are put into a queue, for each command that submits."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 model_option: _Option = click.option(
     "--model",
+    type=parameters.model_name,
     shell_complete=complete_models,
     default=keys.DEFAULT_MODEL,
     metavar="NAME",
@@ -32,12 +33,24 @@ timeout_option: _Option = click.option(
     metavar="SECONDS",
     envvar="MINILAB_TIMEOUT",
     show_envvar=True,
-    help=f"How long a job may run. Default: {keys.DEFAULT_TIMEOUT}.",
+    help=f"Maximum seconds of running. Default: {keys.DEFAULT_TIMEOUT}.",
 )
 
 
+def wait_option(what_for: str, *, flag_value: str | None = None) -> _Option:
+    """``--wait SECONDS``; with a ``flag_value`` the number may be left out."""
+    may_be_bare: dict[str, Any] = {} if flag_value is None else {"is_flag": False, "flag_value": flag_value}
+    return click.option(
+        "--wait",
+        type=parameters.seconds,
+        metavar="SECONDS",
+        help=f"{what_for}; the exit code is 124 where it has not ended by then.",
+        **may_be_bare,
+    )
+
+
 def priority_option(default: Priority) -> _Option:
-    """``--priority``, with what a command's jobs have where nobody says it."""
+    """``--priority``, with the default of a command."""
     return click.option(
         "--priority",
         type=click.Choice(keys.PRIORITIES),
@@ -50,7 +63,7 @@ def priority_option(default: Priority) -> _Option:
 
 
 def max_queued_option(what_happens: str) -> _Option:
-    """``--max-queued``, with what a command does when there are as many."""
+    """``--max-queued``, with what a command does at that many."""
     return click.option(
         "--max-queued",
         type=parameters.whole_number_from_1,

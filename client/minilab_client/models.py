@@ -1,4 +1,4 @@
-"""``minilab-client models``: the models that workers have announced. It must not load any."""
+"""``minilab-client models``: the models that workers have announced."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import click
 from minilab_client.output import say, write_json, write_table
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.cards import all_cards
-from minilab_gen.protocol.jobs import workers_alive
 
 
 @click.command(
-    short_help="List the models that can be asked.",
     epilog="\b\nExample:\n  minilab-client models --json",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON array of model cards.")
@@ -25,6 +22,9 @@ def models(settings: ClientSettings, as_json: bool) -> None:
 
     A card stays for a day after its last worker, so that jobs can be submitted meanwhile.
     """
+    from minilab_gen.protocol.cards import all_cards
+    from minilab_gen.protocol.jobs import workers_alive
+
     with settings.connect() as connection:
         found = [(card, workers_alive(connection, keys.queue_name(card.name))) for card in all_cards(connection)]
     if as_json:

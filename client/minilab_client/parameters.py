@@ -1,4 +1,4 @@
-"""What users type, read strictly: nothing that Python would accept and a person did not mean. It must not know Redis.
+"""What users type, read strictly: nothing that Python would accept and a person did not mean.
 
 Python takes ``1_000``, full-width digits, ``nan`` and ``inf`` for numbers, and so does click.
 """
@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 import click
 
 from minilab_gen.errors import RequestError
-from minilab_gen.protocol.keys import check_job_id, check_model_name
+from minilab_gen.protocol.keys import LONGEST_TIME, check_job_id, check_model_name, without_owner
 
 MAX_WHOLE = 2**63 - 1
 """The largest whole number taken: what Redis counts with, and a bound on the digits that Python is asked to read."""
@@ -52,13 +52,21 @@ def decimal_number(text: str) -> float:
     return float(text)
 
 
+def seconds(text: str) -> float:
+    """A time to wait."""
+    number = decimal_number(text)
+    if not 0 <= number <= LONGEST_TIME:
+        raise click.BadParameter(f"must be from 0 to {LONGEST_TIME} seconds, got {text}")
+    return number
+
+
 def token_ids(text: str) -> tuple[int, ...]:
     """Token ids with commas between them."""
     parts = text.split(",")
-    for place, part in enumerate(parts):
+    for index, part in enumerate(parts):
         if not _WHOLE.fullmatch(part) or part.startswith("-"):
             raise click.BadParameter(
-                f"must be ids in ASCII digits with commas between them, got {part!r} at position {place}"
+                f"must be ids in ASCII digits with commas between them, got {part!r} at position {index}"
             )
     return tuple(map(int, parts))
 
@@ -76,9 +84,9 @@ def moment(text: str) -> datetime:
 
 
 def model_name(text: str) -> str:
-    """A model name that may become part of a key."""
+    """A model name that may become part of a key, also as the Hub has it, with an owner."""
     try:
-        return check_model_name(text)
+        return check_model_name(without_owner(text))
     except RequestError as error:
         raise click.BadParameter(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Whether a Redis server is fit for the service: reachable, safe, roomy, and open to a client. It must not know jobs.
+"""Whether a Redis server is fit for the service: reachable, safe, roomy, and open to a client.
 
 Nothing here writes: what a client may do is asked in a transaction that is thrown away.
 """
@@ -17,6 +17,7 @@ from rq.job import Job
 from minilab_client.findings import Finding, fail, ok, warn
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import queue_of
+from minilab_gen.protocol.refusals import refusal, refuses_writes
 from minilab_gen.protocol.server_info import ServerInfo, eviction_warning, server_info
 
 _OLDEST: Final = (6, 2)
@@ -41,7 +42,7 @@ def redis_checks(connection: redis.Redis, address: str) -> Iterator[Finding]:
     looks = (
         _version,
         _role,
-        lambda told: _persistence(told, _configured(connection)),
+        lambda info: _persistence(info, _configured(connection)),
         _eviction,
         _memory,
         _connections,
@@ -51,7 +52,7 @@ def redis_checks(connection: redis.Redis, address: str) -> Iterator[Finding]:
     else:
         lost = "version, persistence, eviction and memory are not known"
         yield warn("server", f"INFO is not allowed: {lost}", "grant +info, or look at the server's own console")
-    yield _rights(connection)
+    yield from _rights_and_writes(connection)
     yield _clock(connection)
 
 
@@ -59,11 +60,19 @@ def _reachable(connection: redis.Redis, address: str) -> Finding:
     seconds = []
     for _ in range(_PINGS):
         began = time.perf_counter()
-        connection.ping()
+        _ping(connection)
         seconds.append(time.perf_counter() - began)
     round_trip = statistics.median(seconds)
     found = f"{address} answers in {1000 * round_trip:.2f} ms"
     return ok("redis", found) if round_trip < _SLOW else warn("redis", found, "run the workers nearer to their Redis")
+
+
+def _ping(connection: redis.Redis) -> None:
+    try:
+        connection.ping()
+    except redis.ResponseError as error:  # a server whose disk is full refuses that, too, as fast as it answers
+        if not refuses_writes(error):
+            raise
 
 
 def _version(info: ServerInfo) -> Finding | None:
@@ -86,7 +95,9 @@ def _role(info: ServerInfo) -> Finding | None:
 def _configured(connection: redis.Redis) -> dict[str, str] | None:
     """How the server writes to disk, of which INFO tells only half; None where CONFIG is not allowed."""
     try:
-        found: Any = connection.config_get("appendfsync") | connection.config_get("save")
+        found: Any = {}
+        for name in ("appendfsync", "save", "dir"):
+            found |= connection.config_get(name)
     except redis.ResponseError:
         return None
     return dict(found)
@@ -97,7 +108,9 @@ def _persistence(info: ServerInfo, configured: dict[str, str] | None) -> Finding
         return None
     broken = [name for name in ("aof_last_write_status", "rdb_last_bgsave_status") if info.get(name) == "err"]
     if broken:
-        return fail("persistence", f"{', '.join(broken)}: the last write to disk failed", "look at disk and server log")
+        folder = (configured or {}).get("dir", "the Redis server")
+        remedy = f"free space on the disk of {folder}, or let Redis write there; its log says what failed"
+        return fail("persistence", f"{', '.join(broken)}: the last write to disk failed", remedy)
     unknown = " (how often is not known, CONFIG is not allowed)" if configured is None else ""
     flushed, saved = (configured or {}).get("appendfsync"), (configured or {}).get("save")
     if not info["aof_enabled"]:
@@ -147,12 +160,16 @@ def _size(count: int) -> str:
     return f"{count / 1e6:.0f} MB"
 
 
-def _rights(connection: redis.Redis) -> Finding:
-    denied = _denied(connection, _client_commands(connection))
-    if not denied:
-        return ok("rights", "all that a client needs")
-    listed = ", ".join(" ".join(command[:2]) for command in denied)
-    return fail("rights", f"a client must also be allowed {listed}", "grant what docs/security.md lists")
+def _rights_and_writes(connection: redis.Redis) -> Iterator[Finding]:
+    refused = _refused(connection, _client_commands(connection))
+    denied = [command for command, error in refused if isinstance(error, NoPermissionError)]
+    if denied:
+        listed = ", ".join(" ".join(command[:2]) for command in denied)
+        yield fail("rights", f"a client must also be allowed {listed}", "grant what docs/security.md lists")
+    else:
+        yield ok("rights", "all that a client needs")
+    if error := next((error for _, error in refused if refuses_writes(error)), None):
+        yield fail("writes", *refusal(error, connection))
 
 
 def _client_commands(connection: redis.Redis) -> list[tuple[str, ...]]:
@@ -177,8 +194,10 @@ def _client_commands(connection: redis.Redis) -> list[tuple[str, ...]]:
     ]
 
 
-def _denied(connection: redis.Redis, commands: list[tuple[str, ...]]) -> list[tuple[str, ...]]:
-    """Those that our user may not run: Redis looks that up as it queues them for a transaction, which we discard."""
+def _refused(
+    connection: redis.Redis, commands: list[tuple[str, ...]]
+) -> list[tuple[tuple[str, ...], redis.ResponseError]]:
+    """Those that Redis will not run, and why: it finds out as it queues them for a transaction, which we discard."""
     pool = connection.connection_pool
     own = pool.get_connection()
     try:
@@ -186,26 +205,24 @@ def _denied(connection: redis.Redis, commands: list[tuple[str, ...]]) -> list[tu
         own.read_response()  # first, since commands would be run if there were no transaction
         for command in (*commands, ("DISCARD",)):
             own.send_command(*command)
-        denied = [command for command in commands if _is_denial(own)]
+        answers = [(command, _error(own)) for command in commands]
         own.read_response()
-    except NoPermissionError:  # of MULTI itself
-        return [("MULTI",)]
+    except NoPermissionError as error:  # of MULTI itself
+        return [(("MULTI",), error)]
     except BaseException:
         own.disconnect()  # or its answers would be taken for those to the next commands
         raise
     finally:
         pool.release(own)
-    return denied
+    return [(command, error) for command, error in answers if error is not None]
 
 
-def _is_denial(own: Any) -> bool:
+def _error(own: Any) -> redis.ResponseError | None:
     try:
         own.read_response()
-    except NoPermissionError:
-        return True
-    except redis.ResponseError:  # a server that is full or a replica refuses more, and other checks tell that
-        return False
-    return False
+    except redis.ResponseError as error:
+        return error
+    return None
 
 
 def _clock(connection: redis.Redis) -> Finding:
@@ -219,4 +236,4 @@ def _clock(connection: redis.Redis) -> Finding:
     found = f"the server's is {abs(apart):.1f} s {'ahead of' if apart > 0 else 'behind'} ours"
     if abs(apart) < _CLOCKS_APART + (after - before) / 2:
         return ok("clock", f"{found}, which is near enough")
-    return warn("clock", f"{found}: a --ttl may end too soon or too late", "let NTP set both")
+    return warn("clock", f"{found}: --since, and when a job was submitted, go by ours", "let NTP set both")

@@ -1,23 +1,26 @@
-"""``minilab-client result``: the whole answer of a job that has ended. It must not show half an answer as whole."""
+"""``minilab-client result``: the whole answer of a job that has ended."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
-import redis
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode, say_end
-from minilab_client.follow import wait_for_end
-from minilab_client.output import say, write, write_json
+from minilab_client.job_options import wait_option
+from minilab_client.output import say_error, write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_gen.protocol.jobs import view
-from minilab_gen.protocol.results import JobResult
-from minilab_gen.protocol.results import result as read_result
+from minilab_gen.protocol.keys import LONGEST_TIME
+
+if TYPE_CHECKING:
+    import redis
+
+    from minilab_gen.protocol.results import JobResult
 
 
 @click.command(
-    short_help="Print the answer of a job that has ended.",
-    epilog="\b\nExample:\n  minilab-client result 4f2a --wait",
+    epilog="\b\nExamples:\n  minilab-client result 4f2a --wait\n  minilab-client result 4f2a --wait 60",
 )
 @click.argument("job", type=parameters.job_id)
 @click.option(
@@ -29,17 +32,20 @@ from minilab_gen.protocol.results import result as read_result
     help="The text, one JSON object, or the token ids with commas between them.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
-@click.option("--wait", is_flag=True, help="Wait for the end of the job.")
+@wait_option("Wait for the end of the job, with a number for so long at most", flag_value=str(LONGEST_TIME))
 @redis_url_option
 @pass_settings
-def result(settings: ClientSettings, job: str, form: str, as_json: bool, wait: bool) -> ExitCode:
+def result(settings: ClientSettings, job: str, form: str, as_json: bool, wait: float | None) -> ExitCode:
     """Print the answer of JOB, as far as it came where the job failed or was cancelled.
 
     A job that has not ended has none: the exit code is then 1.
     """
+    from minilab_client.follow import wait_for_end
+    from minilab_gen.protocol.results import result as read_result
+
     with settings.connect() as connection:
-        if wait:
-            wait_for_end(connection, job)
+        if wait is not None:
+            wait_for_end(connection, job, wait)
         found = read_result(connection, job)
         if found is None:
             _say_unended(connection, job)
@@ -49,8 +55,11 @@ def result(settings: ClientSettings, job: str, form: str, as_json: bool, wait: b
 
 
 def _say_unended(connection: redis.Redis, job: str) -> None:
+    from minilab_gen.protocol.jobs import view
+
     now = view(connection, job)
-    say(f"error: job {job} has not ended: it is {now.state}, with {now.tokens} tokens so far; --wait waits for its end")
+    so_far = f"it is {now.state}, with {now.tokens} tokens so far"
+    say_error("NotEndedError", f"job {job} has not ended: {so_far}; --wait waits for its end")
 
 
 def _show(found: JobResult, form: str) -> None:

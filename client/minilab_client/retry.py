@@ -1,53 +1,67 @@
-"""``minilab-client retry``: ask again what ended jobs asked. It must not touch those jobs."""
+"""``minilab-client retry``: ask again what ended jobs asked."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import click
-import redis
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode, report
+from minilab_client.job_options import wait_option
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_client.submitted import follow_submitted, tell_submitted
 from minilab_gen.errors import MiniLabError
-from minilab_gen.protocol.cards import read_card
-from minilab_gen.protocol.jobs import enqueue
-from minilab_gen.protocol.repeats import asked_by
+
+if TYPE_CHECKING:
+    import redis
 
 
 @click.command(
-    short_help="Submit ended jobs again.",
     epilog="\b\nExamples:\n  minilab-client retry 4f2a --follow\n  minilab-client retry 4f2a 9c01",
 )
 @click.argument("ids", metavar="JOB...", type=parameters.job_id, nargs=-1, required=True)
 @click.option("--follow", "follows", is_flag=True, help="Print the text as it comes; the new id goes to stderr.")
+@wait_option("With --follow: read for so long at most. Default: to the end of the job")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event.")
 @redis_url_option
 @pass_settings
-def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, as_json: bool) -> ExitCode:
+def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, wait: float | None, as_json: bool) -> ExitCode:
     """Submit each JOB that has ended again, however it ended, and print the ids of the new jobs.
 
     They have the same request, seed, model, priority, timeout and ttl, and a new id: a token stream that has ended is
     closed for good, and what it holds stays readable under the old one. A JOB that has not ended is refused.
     """
+    if wait is not None and not follows:
+        raise click.UsageError("--wait goes with --follow")
     if follows and len(ids) > 1:
         raise click.UsageError(f"--follow takes one JOB, got {len(ids)}")
+    from minilab_client.submitted import follow_submitted, say_unserved
+
     code = ExitCode.DONE
+    submitted = []
     with settings.connect() as connection:
         for job_id in ids:
             try:
                 new_id = _submit_again(connection, job_id, follows, as_json)
-            except MiniLabError as error:  # one that cannot be repeated keeps nobody from repeating the others
+            except MiniLabError as error:  # the others are repeated all the same
                 code = report(error)
             else:
-                code = follow_submitted(connection, new_id, as_json) if follows else code
+                submitted.append(new_id)
+        if follows and submitted:
+            return follow_submitted(connection, submitted[0], as_json, wait)
+        say_unserved(connection, *submitted)
     return code
 
 
 def _submit_again(connection: redis.Redis, job_id: str, follows: bool, as_json: bool) -> str:
-    asked = asked_by(connection, job_id)
-    model = asked.submission.model
-    asked.request.check_fits(read_card(connection, model).limits)
-    new_id = enqueue(connection, asked.request, asked.submission)
-    tell_submitted(new_id, follows, as_json, model=model, seed=asked.request.settings.seed, retry_of=job_id)
+    from minilab_client.submitted import tell_submitted
+    from minilab_gen.protocol.cards import read_card
+    from minilab_gen.protocol.jobs import enqueue
+    from minilab_gen.protocol.original_request import original_request_of
+
+    original = original_request_of(connection, job_id)
+    model = original.submission.model
+    original.request.check_fits(read_card(connection, model).limits)
+    new_id = enqueue(connection, original.request, original.submission)
+    tell_submitted(new_id, follows, as_json, model=model, seed=original.request.settings.seed, retry_of=job_id)
     return new_id

@@ -1,4 +1,4 @@
-"""Whether the service does its work: queues, workers, models, jobs that are stuck. It must not know the server's state.
+"""Whether the service does its work: queues, workers, models, jobs that are stuck.
 
 Everything is found by the names of queues and workers, so that it costs as little with a million jobs as with ten.
 """
@@ -17,10 +17,12 @@ from rq import Queue
 from rq.job import Job
 
 from minilab_client.findings import Finding, fail, ok, warn
-from minilab_gen.errors import CardError
+from minilab_gen.errors import CardError, UnknownModelError
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.cards import ModelCard
+from minilab_gen.protocol.cards import ModelCard, read_card, start_command
 from minilab_gen.protocol.listing import our_queues
+from minilab_gen.protocol.streams import ends_of
+from minilab_gen.protocol.vocabulary import jobs_beyond
 from minilab_gen.protocol.workers import WorkerView, all_workers
 
 _LOOKED_AT: Final = 1000
@@ -47,8 +49,9 @@ def service_checks(connection: redis.Redis) -> Iterator[Finding]:
     """Look at the service. Raises what redis-py raises."""
     workers = all_workers(connection)
     queues = [_look_at(connection, queue, workers) for queue in our_queues(connection)]
-    yield from _workers(workers)
+    yield from _workers(workers, queues)
     yield from _queues(queues)
+    yield from _foreign(connection, queues)
     yield from _models(connection, queues, workers)
     yield from _stuck(connection, queues, workers)
 
@@ -71,14 +74,15 @@ def _age(connection: redis.Redis, first: list[bytes]) -> float | None:
         return None
 
 
-def _workers(workers: Sequence[WorkerView]) -> Iterator[Finding]:
+def _workers(workers: Sequence[WorkerView], queues: Sequence[_QueueView]) -> Iterator[Finding]:
     alive = [worker for worker in workers if worker.serves]
     if not alive:
-        yield warn("workers", "none is alive, so jobs wait", "start one: minilab-worker")
+        asked = [_model_of(view) for view in queues if view.waiting] or [keys.DEFAULT_MODEL]
+        yield warn("workers", "none is alive, so jobs wait", f"start one: {start_command(asked[0])}")
     else:
         stats = [worker.stats for worker in alive if worker.stats]
-        places, used = sum(each.places for each in stats), sum(each.used for each in stats)
-        yield ok("workers", f"{len(alive)} alive, {used} of {places} places in use")
+        slots, used = sum(each.slots for each in stats), sum(each.used for each in stats)
+        yield ok("workers", f"{len(alive)} alive, {used} of {slots} slots in use")
     if gone := [worker.name for worker in workers if not worker.serves]:
         yield warn(
             "workers", f"gone without a word: {_names(gone)}", "see their logs; a killed one is listed for minutes"
@@ -94,11 +98,30 @@ def _queues(queues: Sequence[_QueueView]) -> Iterator[Finding]:
         name = view.queue.name
         since = "" if view.first_since is None else f", the first for {view.first_since:.0f} s"
         if view.waiting and not view.served_by:
-            model, _ = keys.queue_parts(name) or (keys.DEFAULT_MODEL, "normal")
-            remedy = f"start a worker: minilab-worker --name {model}"
+            remedy = f"start a worker: {start_command(_model_of(view))}"
             yield warn("queue", f"{name}: {view.waiting} wait{since}, and no worker serves it", remedy)
         elif view.waiting or view.served_by:
             yield ok("queue", f"{name}: {view.waiting} wait{since}, {view.served_by} serve it")
+
+
+def _model_of(view: _QueueView) -> str:
+    ours = keys.queue_parts(view.queue.name)
+    assert ours is not None, "only queues of ours are looked at"
+    return ours[0]
+
+
+def _foreign(connection: redis.Redis, queues: Sequence[_QueueView]) -> Iterator[Finding]:
+    """Jobs that wait under the name of a model for which they cannot have been made."""
+    for view in queues:
+        if not view.waiting:
+            continue
+        try:
+            most = read_card(connection, _model_of(view)).vocab_size
+        except (CardError, UnknownModelError):  # which is reported with the model
+            continue
+        if foreign := jobs_beyond(connection, view.queue.name, most):
+            found = f"{view.queue.name}: {len(foreign)} made for another model, with ids beyond the {most} of this one"
+            yield warn("queue", found, f"cancel what would fail: minilab-client cancel {' '.join(foreign)}")
 
 
 def _models(connection: redis.Redis, queues: Sequence[_QueueView], workers: Sequence[WorkerView]) -> Iterator[Finding]:
@@ -106,7 +129,7 @@ def _models(connection: redis.Redis, queues: Sequence[_QueueView], workers: Sequ
     for worker in workers:
         if worker.serves and worker.stats:
             serving[worker.stats.model].append(worker)
-    asked = {ours[0] for view in queues if view.waiting and (ours := keys.queue_parts(view.queue.name))}
+    asked = {_model_of(view) for view in queues if view.waiting}
     for model in sorted(asked | serving.keys()):
         yield _model(connection, model, serving[model])
 
@@ -126,7 +149,8 @@ def _model(connection: redis.Redis, model: str, workers: Sequence[WorkerView]) -
     if stored is None and model == keys.DEFAULT_MODEL:
         return ok("model", f"{model}: no worker has announced it yet, the card that is shipped counts")
     if stored is None:
-        return warn("model", f"{model}: its card has expired, nothing can be submitted", "start one of its workers")
+        remedy = f"start one of its workers: {start_command(model)}"
+        return warn("model", f"{model}: its card has expired, nothing can be submitted", remedy)
     try:
         card = ModelCard.from_json(stored)
     except CardError as error:
@@ -141,25 +165,28 @@ def _stuck(connection: redis.Redis, queues: Sequence[_QueueView], workers: Seque
     """Jobs that only go on when a worker looks for them."""
     alive = {worker.name for worker in workers if worker.serves}
     for view in queues:
-        held = sum(worker not in alive for worker in _holders(connection, view.queue))
-        left = held + (0 if view.served_by else view.claimed)
+        left = _left(connection, view.queue, alive) + (0 if view.served_by else view.claimed)
         if not left:
             continue
         found = f"{view.queue.name}: {left} begun by workers that are gone"
         if view.served_by:
             yield warn("stuck", found, "none: another worker takes them over when their lease ends")
         else:
-            yield warn("stuck", found, "start a worker, which goes on with them: minilab-worker")
+            remedy = f"start a worker, which goes on with them: {start_command(_model_of(view))}"
+            yield warn("stuck", found, remedy)
 
 
-def _holders(connection: redis.Redis, queue: Queue) -> list[str]:
-    """The workers in the records of the jobs that a queue's registry shows as started."""
+def _left(connection: redis.Redis, queue: Queue, alive: set[str]) -> int:
+    """Jobs that a queue's registry shows as started, whose worker is not alive and that have not ended."""
     members: Any = connection.zrange(queue.started_job_registry.key, 0, _LOOKED_AT - 1)
+    job_ids = [member.decode(errors="replace").partition(":")[0] for member in members]
     with connection.pipeline(transaction=False) as pipeline:
-        for member in members:
-            pipeline.hget(Job.key_for(member.decode(errors="replace").partition(":")[0]), "worker_name")
-        answers = pipeline.execute()
-    return [answer.decode(errors="replace") for answer in answers if answer is not None]
+        for job_id in job_ids:
+            pipeline.hget(Job.key_for(job_id), "worker_name")
+        answers: list[bytes | None] = pipeline.execute()
+    holders = {job_id: name.decode(errors="replace") for job_id, name in zip(job_ids, answers, strict=True) if name}
+    left = [job_id for job_id, name in holders.items() if name not in alive]
+    return len(left) - len(ends_of(connection, left))
 
 
 def _names(names: Iterable[str]) -> str:

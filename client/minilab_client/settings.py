@@ -1,16 +1,23 @@
-"""What holds for every command: which Redis is meant. It must not know what is asked of it."""
+"""What holds for every command: which Redis is meant."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
-from typing import Any
+from functools import wraps
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import click
-import redis
 
-from minilab_gen.protocol import connection
+from minilab_gen.protocol.address import redis_url
+from minilab_gen.startup import Loading
+
+if TYPE_CHECKING:
+    import redis
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +30,39 @@ class ClientSettings:
     @property
     def shown_address(self) -> str:
         """The address without any secret."""
-        return "your private Redis" if self.redis_url is None else connection.masked_url(self.redis_url)
+        if self.redis_url is None:
+            return "your private Redis"
+        from minilab_gen.protocol.connection import masked_url
 
-    def connect(self) -> closing[redis.Redis]:
+        return masked_url(self.redis_url)
+
+    @contextmanager
+    def connect(self) -> Iterator[redis.Redis]:
         """A connection for a ``with`` block. Raises RedisUnavailableError, or RequestError for a bad URL."""
-        return closing(connection.connect(self.redis_url))
+        from minilab_gen.protocol import connection
+        from minilab_gen.protocol.refusals import explained
+
+        with closing(connection.connect(self.redis_url)) as found, explained(found):
+            yield found
 
 
-pass_settings = click.make_pass_decorator(ClientSettings)
+def pass_settings(
+    command: Callable[Concatenate[ClientSettings, Parameters], Result],
+) -> Callable[Parameters, Result]:
+    """Give a command its settings, once the libraries with which it talks to Redis are loaded.
+
+    They take a quarter of a second, so no module of a command loads them by itself: ``--help`` and a shell that
+    completes an option do without. Hence the imports inside the commands.
+    """
+
+    @wraps(command)
+    def loaded(settings: ClientSettings, /, *arguments: Parameters.args, **named: Parameters.kwargs) -> Result:
+        with Loading():
+            import rq  # noqa: F401 - and redis-py with it
+
+        return command(settings, *arguments, **named)
+
+    return click.make_pass_decorator(ClientSettings)(loaded)
 
 
 def redis_url_option(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -48,4 +80,4 @@ def _keep_address(ctx: click.Context, _option: click.Parameter, given: str | Non
     if given is not None:
         ctx.obj = ClientSettings(given)
     elif ctx.obj is None:
-        ctx.obj = ClientSettings(connection.redis_url())
+        ctx.obj = ClientSettings(redis_url())

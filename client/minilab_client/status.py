@@ -1,41 +1,55 @@
-"""``minilab-client status``: one job as it stands. It must not wait for anything."""
+"""``minilab-client status``: one job as it stands."""
 
 from __future__ import annotations
 
-from typing import Any
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minilab_client import parameters
-from minilab_client.follow import reason_to_wait
 from minilab_client.output import write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_gen.protocol.endings import settle
-from minilab_gen.protocol.jobs import JobView, view
+from minilab_client.times import shown
+
+if TYPE_CHECKING:
+    from minilab_gen.protocol.details import JobDetails
+    from minilab_gen.protocol.jobs import JobView
 
 
 @click.command(
-    short_help="Show where a job stands.",
     epilog="\b\nExample:\n  minilab-client status 4f2a",
 )
 @click.argument("job", type=parameters.job_id)
+@click.option("--utc", is_flag=True, help="Show times in UTC. Default: local time.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @redis_url_option
 @pass_settings
-def status(settings: ClientSettings, job: str, as_json: bool) -> None:
+def status(settings: ClientSettings, job: str, utc: bool, as_json: bool) -> None:
     """Show where JOB stands. The exit code is 0 whatever its state is, once it is known."""
+    from minilab_client.prompt_texts import PromptTexts
+    from minilab_gen.protocol.details import details
+    from minilab_gen.protocol.endings import settle
+    from minilab_gen.protocol.jobs import view
+
     with settings.connect() as connection:
         settle(connection, job)  # a job that waited longer than its ttl has expired, though no worker has said so
         found = view(connection, job)
+        (known,) = details(connection, [job])
+        count = known.prompt_tokens or len(known.first_ids)
+        prompt = PromptTexts(connection).beginning(found.model, known.first_ids, count)
+    now = datetime.now(UTC)
+    speed = None if found.state == "queued" else known.tokens_per_second(found.tokens, now)
     if as_json:
-        write_json(_as_json(found))
+        write_json(_as_json(found, known, prompt, speed))
         return
-    for name, value in _lines(found).items():
+    lines = _lines(found) | _prompt_line(prompt, known) | _time_lines(known, now, speed, utc=utc)
+    for name, value in lines.items():
         if value is not None:
             write(f"{name:<8} {value}\n")
 
 
-def _as_json(found: JobView) -> dict[str, Any]:
+def _as_json(found: JobView, known: JobDetails, prompt: str | None, speed: float | None) -> dict[str, Any]:
     ending = {name: value for name, value in found.end.to_json().items() if name != "text"} if found.end else {}
     return {
         "job_id": found.job_id,
@@ -47,11 +61,34 @@ def _as_json(found: JobView) -> dict[str, Any]:
         "workers_alive": found.workers_alive,
         "error": found.error,
         "end": None,
+        "prompt": prompt,
+        "prompt_tokens": known.prompt_tokens,
+        "tokens_per_second": None if speed is None else round(speed, 1),
+        **{name: moment and moment.isoformat(timespec="milliseconds") for name, moment in _times(known).items()},
         **ending,
     }
 
 
+def _times(known: JobDetails) -> dict[str, datetime | None]:
+    return {"created": known.created, "started": known.started, "ended": known.ended}
+
+
+def _prompt_line(prompt: str | None, known: JobDetails) -> dict[str, object]:
+    from minilab_client.prompt_texts import shown_prompt
+
+    count = "" if prompt is None or known.prompt_tokens is None else f"  ({known.prompt_tokens} tokens)"
+    text = shown_prompt(prompt, known.prompt_tokens)
+    return {"prompt": None if text is None else f"{text}{count}"}
+
+
+def _time_lines(known: JobDetails, now: datetime, speed: float | None, *, utc: bool) -> dict[str, object]:
+    times = {name: moment and shown(moment, now, utc=utc) for name, moment in _times(known).items()}
+    return {**times, "speed": None if speed is None else f"{speed:.0f} tokens/s"}
+
+
 def _lines(found: JobView) -> dict[str, object]:
+    from minilab_client.follow import reason_to_wait
+
     return {
         "job": found.job_id,
         "state": found.state,

@@ -1,61 +1,58 @@
-"""``minilab-client submit``: put one job into the queue. It must not know how jobs are run."""
+"""``minilab-client submit``: put one job into the queue."""
 
 from __future__ import annotations
 
+import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import redis
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode
-from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option
+from minilab_client.given_text import STANDARD_INPUT, read_prompt
+from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option, wait_option
 from minilab_client.output import say
+from minilab_client.sampling_options import sampling_options
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
-from minilab_client.submitted import follow_submitted, tell_submitted
-from minilab_gen.api import build_request, default_max_new_tokens
-from minilab_gen.chat import Conversation
-from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.keys import Priority
-from minilab_gen.request import (
-    DEFAULT_CHAT_TOKENS,
-    DEFAULT_MAX_NEW_TOKENS,
-    MAX_PROMPT_CHARACTERS,
-    MAX_STOP_IDS,
-    GenerationRequest,
-    SamplingSettings,
-)
+from minilab_gen.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_NEW_TOKENS, GenerationRequest
+from minilab_gen.text.chat import Conversation
+
+if TYPE_CHECKING:
+    import redis
+
+    from minilab_gen.protocol.jobs import Submission
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _NewJob:
     """What the command line asks for, each part within its own rules."""
 
     prompt: str | tuple[int, ...] | Conversation
-    max_new_tokens: int
-    sampling: SamplingSettings
-    draws_seed: bool
-    stop_ids: tuple[int, ...] | None
+    sampling: Mapping[str, object]
+    """The settings that were given."""
     submission: Submission
 
     def __post_init__(self) -> None:
         # Any prompt shows whether the rest can be right, before Redis is asked for the model's tokenizer and limits.
         stand_in = self.prompt if isinstance(self.prompt, tuple) else (0,)
-        GenerationRequest(stand_in, self.max_new_tokens, self.sampling, self.stop_ids or ())
+        GenerationRequest.from_payload({**self.sampling, "prompt": stand_in})
 
     def send(self, connection: redis.Redis) -> tuple[str, GenerationRequest]:
         """Check against the model card and enqueue; the job id and the request as it stands in the queue."""
-        request = build_request(
-            connection,
-            self.prompt,
-            self.max_new_tokens,
-            self.sampling,
-            self.draws_seed,
-            self.stop_ids,
-            self.submission.model,
-        )
+        from minilab_gen.api import build_request
+        from minilab_gen.protocol.jobs import enqueue
+
+        request = build_request(connection, self.prompt, self.sampling, self.submission.model)
         return enqueue(connection, request, self.submission), request
+
+    @property
+    def draws_seed(self) -> bool:
+        return "seed" not in self.sampling
 
     def seed_of(self, request: GenerationRequest) -> int | None:
         """The seed where it matters or was given."""
@@ -63,13 +60,13 @@ class _Asked:
 
 
 @click.command(
-    short_help="Put one job into the queue.",
     epilog="\b\nExamples:"
     '\n  minilab-client submit "Phileas Fogg" --max-new-tokens 40 --temperature 0.8 --follow'
+    "\n  minilab-client submit -f prompt.txt"
     "\n  minilab-client submit --ids 5,12,7"
     "\n  minilab-client submit --chat 'What is a KV cache?' --model SmolLM2-135M-Instruct --follow",
 )
-@click.argument("text", required=False)
+@click.argument("words", metavar="[TEXT]", nargs=-1)
 @click.option("--ids", type=parameters.token_ids, metavar="ID,ID,...", help="Token ids instead of TEXT.")
 @click.option(
     "--chat",
@@ -77,56 +74,15 @@ class _Asked:
     is_flag=True,
     help='TEXT is what a user says, or a conversation in JSON: [{"role": "user", "content": "..."}, ...].',
 )
+@click.option("--system", metavar="TEXT", help="With --chat: system message, instructions to the model.")
 @click.option(
-    "--max-new-tokens",
-    type=parameters.whole_number,
-    metavar="N",
-    envvar="MINILAB_MAX_NEW_TOKENS",
-    show_envvar=True,
-    help="The most tokens that may follow; the model's context may leave fewer. "
-    f"Default: {DEFAULT_MAX_NEW_TOKENS}, with --chat {DEFAULT_CHAT_TOKENS}.",
+    "--file",
+    "-f",
+    type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
+    metavar="FILE",
+    help="A file that holds TEXT.",
 )
-@click.option(
-    "--temperature",
-    type=parameters.decimal_number,
-    default="0",
-    metavar="T",
-    envvar="MINILAB_TEMPERATURE",
-    show_envvar=True,
-    help="What logits are divided by before a token is drawn. Default: 0, which takes the most probable one.",
-)
-@click.option(
-    "--top-k",
-    type=parameters.whole_number,
-    metavar="K",
-    envvar="MINILAB_TOP_K",
-    show_envvar=True,
-    help="Draw only among tokens at least as probable as the K-th. Default: all.",
-)
-@click.option(
-    "--top-p",
-    type=parameters.decimal_number,
-    metavar="P",
-    envvar="MINILAB_TOP_P",
-    show_envvar=True,
-    help="Draw only among the most probable tokens that make up this share, above 0 and at most 1. Default: all.",
-)
-@click.option(
-    "--seed",
-    type=parameters.whole_number,
-    metavar="N",
-    envvar="MINILAB_SEED",
-    show_envvar=True,
-    help="The same seed gives the same text. Default: one is drawn and reported.",
-)
-@click.option(
-    "--stop-id",
-    "stop_ids",
-    type=parameters.whole_number,
-    multiple=True,
-    metavar="ID",
-    help=f"A token that ends the text; up to {MAX_STOP_IDS} times. Default: the model's own.",
-)
+@sampling_options(f"{DEFAULT_MAX_NEW_TOKENS}, with --chat {DEFAULT_CHAT_TOKENS}")
 @click.option("--job-id", type=parameters.job_id, metavar="JOB", help="The id to give the job. Default: a new one.")
 @timeout_option
 @click.option(
@@ -141,20 +97,17 @@ class _Asked:
 @model_option
 @max_queued_option("Refuse the job when N or more already wait. Default: no bound.")
 @click.option("--follow", "follows", is_flag=True, help="Print the text as it comes; the job id goes to stderr.")
+@wait_option("With --follow: read for so long at most. Default: to the end of the job")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each event.")
 @redis_url_option
 @pass_settings
 def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
     settings: ClientSettings,
-    text: str | None,
+    words: tuple[str, ...],
     ids: tuple[int, ...] | None,
     chats: bool,
-    max_new_tokens: int | None,
-    temperature: float,
-    top_k: int | None,
-    top_p: float | None,
-    seed: int | None,
-    stop_ids: tuple[int, ...],
+    system: str | None,
+    file: Path | None,
     job_id: str | None,
     timeout: int,
     ttl: int | None,
@@ -162,41 +115,63 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     model: str,
     max_queued: int | None,
     follows: bool,
+    wait: float | None,
     as_json: bool,
+    sampling: Mapping[str, object],
 ) -> ExitCode:
-    """Put a job into the queue: continue TEXT, or standard input where TEXT is -, or --ids. Prints the job id.
+    """Put a job into the queue: continue TEXT, the text in FILE, or --ids. Prints the job id.
 
-    With --chat the model answers TEXT, in the form that its own chat template gives a conversation.
+    Standard input is read where TEXT is -, or where nothing is given and it is no terminal. With --chat the model
+    answers TEXT, in the form that its own chat template gives a conversation; `minilab-client chat` keeps one going.
     """
-    prompt = _prompt(text, ids, chats)
-    asked = _Asked(
-        prompt,
-        default_max_new_tokens(prompt) if max_new_tokens is None else max_new_tokens,
-        SamplingSettings(temperature, top_k, top_p, seed or 0),
-        seed is None,
-        stop_ids or None,
-        Submission(model, job_id, priority, timeout, ttl, max_queued),
-    )
+    from minilab_client.submitted import follow_submitted, say_cut, say_unserved
+    from minilab_gen.protocol.jobs import Submission
+
+    if wait is not None and not follows:
+        raise click.UsageError("--wait goes with --follow")
+    prompt = _prompt(words, file, ids, chats, system)
+    new = _NewJob(prompt, sampling, Submission(model, job_id, priority, timeout, ttl, max_queued))
     with settings.connect() as connection:
-        submitted, request = asked.send(connection)
-        _tell(submitted, request, asked, follows, as_json)
-        return follow_submitted(connection, submitted, as_json) if follows else ExitCode.DONE
+        submitted, request = new.send(connection)
+        _tell(submitted, request, new, follows, as_json)
+        if "max_new_tokens" in sampling:
+            say_cut(connection, request, model)
+        if follows:
+            return follow_submitted(connection, submitted, as_json, wait)
+        say_unserved(connection, submitted)
+    return ExitCode.DONE
 
 
-def _prompt(text: str | None, ids: tuple[int, ...] | None, chats: bool) -> str | tuple[int, ...] | Conversation:
+def _prompt(
+    words: tuple[str, ...], file: Path | None, ids: tuple[int, ...] | None, chats: bool, system: str | None
+) -> str | tuple[int, ...] | Conversation:
+    if system is not None and not chats:
+        raise click.UsageError("--system goes with --chat")
     if ids is not None:
-        if text is not None or chats:
-            raise click.UsageError(f"give either {'--chat' if chats else 'TEXT'} or --ids, not both")
+        given = "--chat" if chats else "--file" if file else "TEXT"
+        if words or file or chats:
+            raise click.UsageError(f"give either {given} or --ids, not both")
         return ids
-    given = _text(text)
-    return Conversation.from_text(given) if chats else given
+    text = _text(words, file)
+    if not chats:
+        return text
+    conversation = Conversation.from_text(text)
+    return conversation if system is None else conversation.told(system)
 
 
-def _text(text: str | None) -> str:
-    if text is None:
-        raise click.UsageError("give TEXT, or - to read it from standard input, or --ids")
+def _text(words: tuple[str, ...], file: Path | None) -> str:
+    if len(words) > 1:
+        quoted = f"minilab-client submit {shlex.quote(' '.join(words))}"
+        raise click.UsageError(f"TEXT must be one argument, got {len(words)}; put quotes around it: {quoted}")
+    if file is not None:
+        if words:
+            raise click.UsageError("give either TEXT or --file, not both")
+        return read_prompt(file)
+    if not words:
+        return _piped_text()
+    (text,) = words
     if text == "-":
-        return _standard_input()
+        return read_prompt(STANDARD_INPUT)
     try:
         text.encode()
     except UnicodeEncodeError as error:  # bytes of the command line that were no UTF-8
@@ -204,29 +179,22 @@ def _text(text: str | None) -> str:
     return text
 
 
-def _standard_input() -> str:
-    """All of standard input. The line end that `echo` and editors put last is not part of the prompt."""
-    if sys.__stdin__ is None:
-        raise click.UsageError("standard input must be open to read TEXT from it")
-    try:
-        text = _read_prompt().decode()
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"standard input must be UTF-8, got another byte at position {error.start}") from error
-    return text.removesuffix("\n").removesuffix("\r")
+def _piped_text() -> str:
+    """What comes through a pipe to a command that was given nothing else. A terminal is not read."""
+    ways = "give TEXT, or - to read it from standard input, or --file, or --ids"
+    if sys.__stdin__ is None or sys.stdin.isatty():
+        raise click.UsageError(ways)
+    text = read_prompt(STANDARD_INPUT)
+    if not text:
+        raise click.UsageError(f"{ways}; nothing came from standard input")
+    return text
 
 
-def _tell(job_id: str, request: GenerationRequest, asked: _Asked, follows: bool, as_json: bool) -> None:
+def _tell(job_id: str, request: GenerationRequest, new: _NewJob, follows: bool, as_json: bool) -> None:
     """Say which job it is, and the seed that was drawn for it."""
-    seed = asked.seed_of(request)
-    tell_submitted(job_id, follows, as_json, model=asked.submission.model, seed=seed)
-    if asked.draws_seed and seed is not None and not as_json:
+    from minilab_client.submitted import tell_submitted
+
+    seed = new.seed_of(request)
+    tell_submitted(job_id, follows, as_json, model=new.submission.model, seed=seed)
+    if new.draws_seed and seed is not None and not as_json:
         say(f"seed {seed}")
-
-
-def _read_prompt() -> bytes:
-    """Standard input, but no more than a prompt may hold: up to 4 bytes a character."""
-    most = 4 * MAX_PROMPT_CHARACTERS
-    content = sys.stdin.buffer.read(most + 1)
-    if len(content) > most:
-        raise click.UsageError(f"a prompt must hold at most {MAX_PROMPT_CHARACTERS} characters, got more")
-    return content

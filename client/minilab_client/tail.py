@@ -1,4 +1,4 @@
-"""``minilab-client tail``: read a token stream from any token on. It must not know who writes it."""
+"""``minilab-client tail``: read a token stream from any token on."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import click
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode
-from minilab_client.follow import JsonPrinter, TextPrinter, follow
+from minilab_client.job_options import wait_option
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 
 
 @click.command(
-    short_help="Print the tokens of a job as they come.",
     epilog="\b\nExample:\n  minilab-client tail 4f2a --from 12",
 )
 @click.argument("job", type=parameters.job_id)
@@ -23,13 +22,16 @@ from minilab_client.settings import ClientSettings, pass_settings, redis_url_opt
     metavar="N",
     help="Begin after token N, that is with token N+1. Default: 0, the whole answer.",
 )
+@wait_option("Read for so long at most. Default: to the end of the job")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object for each token and one for the end.")
 @redis_url_option
 @pass_settings
-def tail(settings: ClientSettings, job: str, after: int, as_json: bool) -> ExitCode:
+def tail(settings: ClientSettings, job: str, after: int, wait: float | None, as_json: bool) -> ExitCode:
     """Print the tokens of JOB, waiting for those to come, until it ends.
 
     Any number of readers may do so at once. Ctrl-C stops the reading, not the job.
     """
+    from minilab_client.follow import JsonPrinter, TextPrinter, follow
+
     with settings.connect() as connection:
-        return follow(connection, job, after, JsonPrinter() if as_json else TextPrinter())
+        return follow(connection, job, after, JsonPrinter() if as_json else TextPrinter(), wait=wait)

@@ -1,4 +1,4 @@
-"""Many sequences at a time through one model, each with the bits that it would get alone. It must not know Redis.
+"""Many sequences at a time through one model, each with the bits that it would get alone. It must not import Redis.
 
 >>> engine = Engine(model, max_batch=64)            # doctest: +SKIP
 >>> engine.add(Sequence("a", request))              # doctest: +SKIP

@@ -1,6 +1,6 @@
-"""The engine: admits sequences while others run, reads prompts in chunks, decodes all in one pass, settles who ended.
+"""The engine: admits sequences while others run, reads prompts in chunks, decodes all in one pass, settles which ended.
 
-It must not know about jobs, queues or Redis. One thread uses it.
+It must not import Redis or RQ. One thread uses it.
 """
 
 from __future__ import annotations
@@ -8,23 +8,23 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from minilab_gen.engine.pool import Pool
-from minilab_gen.engine.reading import Chunk, Reading
 from minilab_gen.engine.sampler import choose
-from minilab_gen.engine.schedule import Schedule
+from minilab_gen.engine.scheduler import Scheduler
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
+from minilab_gen.engine.step_batch import Chunk, StepBatch
 from minilab_gen.errors import RequestError
-from minilab_gen.model import MiniLabModel
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import ModelLimits
 from minilab_gen.sampling import Sampler
 
 _PREFILL_SHARE, _LEAST_PREFILL = 4, 64
-"""Prompt tokens that one step reads at most: so many for each place, but no fewer. A newcomer then delays its
+"""Prompt tokens that one step reads at most: so many for each slot, but no fewer. A newcomer then delays its
 neighbours by two or three of their steps: a product over four times the rows takes less than four times as long."""
 
 OnLogits = Callable[[Sequence, Tensor], None]
@@ -33,6 +33,8 @@ Phase = Literal["plan", "prefill", "decode", "head", "sample", "settle"]
 """Parts of a step in their order; a pass that reads any prompt is ``prefill``, although others decode along with it."""
 
 OnPhase = Callable[[Phase], None]
+
+_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -45,12 +47,22 @@ class _Choice(NamedTuple):
     error: str
 
 
+class _PassError(Exception):
+    """What a model raised over the sequences that it was shown."""
+
+    @property
+    def reason(self) -> str:
+        return f"{type(self.__cause__).__name__}: {self.__cause__}"
+
+
 class Engine:
     """Runs up to ``max_batch`` sequences at a time; the others wait, first come, first served.
 
     ``kv_tokens`` are the tokens whose keys and values are held at a time, by default ``max_batch`` whole contexts;
     memory is taken as they come. A step reads ``prefill_tokens`` of prompts at most. ``on_logits`` is shown the logits
-    (vocab,) of every choice, for checks. ``on_phase`` is told each phase that has just ended, for clocks.
+    (vocab,) of every choice, for checks. ``on_phase`` is told each phase that has just ended, for clocks. What a model
+    raises ends the guilty sequence alone; exceptions of ``passes`` are raised by a step wherever they come from, for
+    a caller that a signal interrupts. The engine is of no use after that.
     """
 
     def __init__(
@@ -62,22 +74,24 @@ class Engine:
         prefill_tokens: int | None = None,
         on_logits: OnLogits | None = None,
         on_phase: OnPhase | None = None,
+        passes: tuple[type[Exception], ...] = (),
     ) -> None:
         if max_batch < 1:
             raise RequestError(f"max_batch must be at least 1, got {max_batch}")
         self._pool = Pool(model.config, max_batch, model.device)
-        kv_tokens = self._pool.max_places * self._pool.capacity if kv_tokens is None else kv_tokens
+        kv_tokens = self._pool.max_slots * self._pool.capacity if kv_tokens is None else kv_tokens
         prefill_tokens = max(_LEAST_PREFILL, _PREFILL_SHARE * max_batch) if prefill_tokens is None else prefill_tokens
         for name, value in {"kv_tokens": kv_tokens, "prefill_tokens": prefill_tokens}.items():
             if value < 1:
                 raise RequestError(f"{name} must be at least 1, got {value}")
         self._model = model
         self._limits = ModelLimits(model.config.vocab_size, model.config.context_length, kv_tokens)
-        self._schedule = Schedule(self._pool, kv_tokens, prefill_tokens)
+        self._scheduler = Scheduler(self._pool, kv_tokens, prefill_tokens)
         self._on_logits = on_logits
-        self._on_phase = on_phase or _tell_nobody
+        self._on_phase = on_phase or _no_clock
+        self._passes = passes
         self._known: dict[str, Sequence] = {}
-        self._leaving: dict[str, Ended] = {}
+        self._ending: dict[str, Ended] = {}
 
     @property
     def has_work(self) -> bool:
@@ -85,90 +99,99 @@ class Engine:
 
     @property
     def running(self) -> int:
-        """Sequences that hold a place."""
-        return self._schedule.running
+        """Sequences that hold a slot."""
+        return self._scheduler.running
 
     @property
     def waiting(self) -> int:
         """Sequences that wait for one."""
-        return self._schedule.waiting
+        return self._scheduler.waiting
 
     def add(self, sequence: Sequence) -> None:
-        """Let a sequence wait for a place. Raises RequestError for one that could never run, or whose name is here."""
+        """Let a sequence wait for a slot. Raises RequestError for one that could never run, or whose name is known."""
         if sequence.name in self._known:
             raise RequestError(f"a sequence's name must be new to the engine, got {sequence.name} again")
         sequence.request.check_fits(self._limits)
         sequence.sampler = Sampler(sequence.request.settings, self._limits.vocab_size)
         sequence.sampler.skip(sequence.tokens)
+        self._scheduler.add(sequence)
         self._known[sequence.name] = sequence
-        self._schedule.add(sequence)
 
     def end(self, name: str, reason: EngineEnd, error: str | None = None) -> bool:
-        """Let a sequence go at the next step, whatever it is doing; False for a name that is not here."""
+        """End a sequence at the next step, whatever it is doing; False for a name that is unknown."""
         sequence = self._known.get(name)
         if sequence is not None:
-            self._leaving.setdefault(name, Ended(sequence, reason, error))
+            self._ending.setdefault(name, Ended(sequence, reason, error))
         return sequence is not None
 
     @torch.inference_mode()
     def step(self) -> list[Outcome]:
-        """Let go, admit, read, choose, settle: at most one new token for every running sequence."""
-        left = self._let_go()
-        decoding, chunks = self._schedule.plan()
+        """Remove, admit, read, choose, settle: at most one new token for every running sequence."""
+        removed = self._remove_ended()
+        decoding, chunks = self._scheduler.plan()
         self._on_phase("plan")
         choices = self._read_and_choose(decoding, chunks)
-        outcomes = left + self._settle(choices)
+        outcomes = removed + self._settle(choices)
         self._on_phase("settle")
         return outcomes
 
-    def check_books(self) -> None:
-        """Assert that an idle engine holds nothing: every place free, every map empty."""
-        assert not self._known and not self._leaving, "an idle engine must know no sequence"
-        self._schedule.check_empty()
+    def check_idle(self) -> None:
+        """Assert that an idle engine holds nothing: every slot free, every map empty."""
+        assert not self._known and not self._ending, "an idle engine must know no sequence"
+        self._scheduler.check_idle()
 
-    def _let_go(self) -> list[Outcome]:
-        """Those told to leave, those past their deadline, and those that were over before they came."""
+    def _remove_ended(self) -> list[Outcome]:
+        """Those ended from outside, those past their deadline, and those that were over before they came."""
         now = time.monotonic()
         for sequence in self._known.values():
             if sequence.deadline is not None and now >= sequence.deadline:
                 self.end(sequence.name, "timeout")
             elif not sequence.read and (reason := sequence.end_after(self._limits.context_length)):
                 self.end(sequence.name, reason)
-        left: list[Outcome] = list(self._leaving.values())
-        self._leaving = {}
-        for ended in left:
+        removed: list[Outcome] = list(self._ending.values())
+        self._ending = {}
+        for ended in removed:
             self._forget(ended.sequence)
-        return left
+        return removed
 
     def _read_and_choose(self, decoding: list[Sequence], chunks: list[Chunk]) -> list[_Choice]:
         """Read the step's tokens and choose after each sequence that is read to its end.
 
-        If that raises, each sequence is read alone, which gives the same bits, so that only the guilty one fails.
+        If the model raises, each sequence is read alone, which gives the same bits, so that only the guilty one fails.
         """
         try:
             return self._read_together(decoding, chunks)
-        except Exception as error:  # noqa: BLE001 - whatever it was, the guilty one meets it again below
-            _log.warning("a step is taken again, one sequence at a time: %s: %s", type(error).__name__, error)
+        except _PassError as error:
+            _log.warning("a step is taken again, one sequence at a time: %s", error.reason)
             alone = [Chunk(sequence, 1) for sequence in decoding] + chunks
             return [choice for chunk in alone for choice in self._read_alone(chunk)]
 
     def _read_alone(self, chunk: Chunk) -> list[_Choice]:
         try:
             return self._read_together([], [chunk])
-        except Exception as error:  # noqa: BLE001 - whatever it was, it ends this sequence alone
+        except _PassError as error:
             _log.exception("%s: the model failed", chunk.sequence.name)
-            return [_Choice(chunk.sequence, None, f"{type(error).__name__}: {error}")]
+            return [_Choice(chunk.sequence, None, error.reason)]
+
+    def _ask_model(self, ask: Callable[..., _T], *arguments: object) -> _T:
+        """What the model answers. Raises _PassError for what it raises, unless that is the caller's."""
+        try:
+            return ask(*arguments)
+        except self._passes:
+            raise
+        except Exception as error:
+            raise _PassError from error
 
     def _read_together(self, decoding: list[Sequence], chunks: list[Chunk]) -> list[_Choice]:
         if not decoding and not chunks:
             return []
-        reading = Reading(self._pool, decoding, chunks, self._model.device)
-        hidden = self._model.trunk(reading.ids, reading)  # (tokens, d_model)
+        batch = self._ask_model(StepBatch, self._pool, decoding, chunks, self._model.device)
+        hidden = self._ask_model(self._model.trunk, batch.ids, batch)  # (tokens, d_model)
         self._on_phase("prefill" if chunks else "decode")
         finished = [chunk for chunk in chunks if chunk.tokens == chunk.sequence.unread]
         sequences = decoding + [chunk.sequence for chunk in finished]
-        if len(sequences) < len(reading.ids):
-            hidden = hidden[reading.last_rows[: len(sequences)]]  # only the last chunk can be unfinished
+        if len(sequences) < len(batch.ids):
+            hidden = hidden[batch.last_rows[: len(sequences)]]  # only the last chunk can be unfinished
         choices = self._choose(hidden, sequences) if sequences else []
         for chunk in chunks:
             chunk.sequence.read += chunk.tokens
@@ -177,19 +200,20 @@ class Engine:
         return choices
 
     def _choose(self, hidden: Tensor, sequences: list[Sequence]) -> list[_Choice]:
-        logits = self._model.head(hidden)  # (sequences, vocab)
+        logits = self._ask_model(self._model.head, hidden)  # (sequences, vocab)
         self._on_phase("head")
         if self._on_logits:
             for sequence, row in zip(sequences, logits, strict=True):
                 self._on_logits(sequence, row)
-        tokens = choose(logits, [sequence.sampler for sequence in sequences if sequence.sampler])
+        samplers = [sequence.sampler for sequence in sequences if sequence.sampler]
+        tokens = self._ask_model(choose, logits, samplers)
         self._on_phase("sample")
         return [
             _Choice(sequence, token, "non-finite logits") for sequence, token in zip(sequences, tokens, strict=True)
         ]
 
     def _settle(self, choices: Iterable[_Choice]) -> list[Outcome]:
-        """Give each sequence its token, and free the places of those that end with it."""
+        """Give each sequence its token, and release the slots of those that end with it."""
         outcomes: list[Outcome] = []
         for sequence, token, error in choices:
             if token is None:
@@ -205,9 +229,9 @@ class Engine:
 
     def _forget(self, sequence: Sequence) -> None:
         del self._known[sequence.name]
-        self._leaving.pop(sequence.name, None)
-        self._schedule.remove(sequence)
+        self._ending.pop(sequence.name, None)
+        self._scheduler.remove(sequence)
 
 
-def _tell_nobody(phase: Phase) -> None:
+def _no_clock(phase: Phase) -> None:
     """What a step costs without a clock: a call for each phase."""

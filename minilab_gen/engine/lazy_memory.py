@@ -1,4 +1,4 @@
-"""Zeros that take no memory until they are written, and that can be given back. It must not know what they stand for.
+"""Zeros that take no memory until they are written, and that can be given back.
 
 The operating system does the bookkeeping: a large anonymous mapping is only addresses, its pages come with the first
 write, and a page that is given back reads as zeros again. So a cache can be laid out for the longest sequences and
@@ -41,25 +41,25 @@ class LazyMemory:
             self._map = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _WITHOUT_RESERVE)
         except (OSError, OverflowError) as error:
             raise MiniLabError(
-                f"{size / 1e9:.1f} GB of addresses for keys and values were refused: {error}; take fewer places"
+                f"{size / 1e9:.1f} GB of addresses for keys and values were refused: {error}; use a smaller --max-batch"
             ) from error
         if hasattr(mmap, "MADV_NOHUGEPAGE"):
             self._map.madvise(mmap.MADV_NOHUGEPAGE)  # one written position would take 2 MB
         self.tensor = torch.frombuffer(self._map, dtype=torch.float32).view(shape)
 
-    def clear(self, piece: Tensor) -> None:
-        """Make a contiguous piece of the tensor zero, and give back the pages that lie in it."""
+    def clear(self, part: Tensor) -> None:
+        """Make a contiguous part of the tensor zero, and give back the pages that lie in it."""
         if self._map is None or not _IS_LINUX:
-            piece.zero_()
+            part.zero_()
             return
-        start = piece.data_ptr() - self.tensor.data_ptr()
-        end = start + piece.numel() * _FLOAT
+        start = part.data_ptr() - self.tensor.data_ptr()
+        end = start + part.numel() * _FLOAT
         first_page = -(-start // mmap.PAGESIZE) * mmap.PAGESIZE
         pages_end = end // mmap.PAGESIZE * mmap.PAGESIZE
         if first_page >= pages_end:
-            piece.zero_()
+            part.zero_()
             return
-        flat = piece.flatten()
+        flat = part.flatten()
         flat[: (first_page - start) // _FLOAT].zero_()
         flat[(pages_end - start) // _FLOAT :].zero_()
         self._map.madvise(mmap.MADV_DONTNEED, first_page, pages_end - first_page)

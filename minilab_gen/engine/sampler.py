@@ -1,6 +1,6 @@
 """The next token of many sequences at once, each by its own settings and generator, bit-equal to the reference.
 
-It must not know about caches or places. :mod:`minilab_gen.sampling` is the reference; a test holds the two together.
+It knows logits and settings only. :mod:`minilab_gen.sampling` is the reference; a test holds the two together.
 """
 
 from __future__ import annotations
@@ -16,9 +16,13 @@ from minilab_gen.sampling import Sampler, nucleus_of_rows, total_of_rows
 _NUCLEI = (128, 4096)
 """Most probable tokens among which a nucleus is looked for, before all are sorted."""
 
+_LATE = 11.0
+"""Noise above which it is made exactly at once: the random number is then so near 1, closer than 2e-5, that float32 has
+lost what is left to 1, or takes it for 1, and no such token could win. That is one number in sixty thousand."""
+
 _NEARLY = 0.98
-"""Share of the best score in float32 that a token must have to be scored exactly: a number just below 1 has lost up to
-one part in a hundred of what is left to 1 where its exponential still counts."""
+"""Share of the best score in float32 that a token must have to be scored exactly. Where the noise is just not late, a
+score in float32 is wrong by up to two parts in ten thousand."""
 
 _LEAST_NOISE = 1e-30
 """In place of 0, by which nothing can be divided."""
@@ -42,22 +46,29 @@ def _draw(logits: Tensor, samplers: list[Sampler]) -> list[int]:
     """Draw one id from each row: where probability / noise is highest, as ``torch.multinomial`` does.
 
     The noise is -log(1 - u), in float64. That takes most of the time, so it is made in float32, and again exactly for
-    the few tokens that come near the best.
+    the few tokens for which that is not enough or that come near the best.
     """
     probabilities = _probabilities(logits, samplers)
     uniform = torch.empty(probabilities.shape, dtype=torch.float64)
     for row, sampler in zip(uniform, samplers, strict=True):
         sampler.fill_uniform(row)
     noise = uniform.float().neg_().log1p_().neg_().clamp_(min=_LEAST_NOISE)
+    late = (noise > _LATE).nonzero(as_tuple=True)
+    noise[late] = _exact_noise(uniform[late])
     scores = torch.div(probabilities, noise, out=noise)
     near = scores >= _NEARLY * scores.max(dim=-1, keepdim=True).values
     rows, ids = near.nonzero(as_tuple=True)
-    noise = torch.tensor([-math.log1p(-u) for u in uniform[rows, ids].tolist()], dtype=torch.float64).float()
+    scores = probabilities[rows, ids] / _exact_noise(uniform[rows, ids])
     winners: dict[int, tuple[float, int]] = {}
-    for row, token, score in zip(rows.tolist(), ids.tolist(), (probabilities[rows, ids] / noise).tolist(), strict=True):
+    for row, token, score in zip(rows.tolist(), ids.tolist(), scores.tolist(), strict=True):
         if row not in winners or score > winners[row][0]:  # of equals the first
             winners[row] = (score, token)
     return [winners[row][1] for row in range(len(samplers))]
+
+
+def _exact_noise(uniform: Tensor) -> Tensor:
+    """-log(1 - u) of a few numbers (count,), rounded once."""
+    return torch.tensor([-math.log1p(-u) for u in uniform.tolist()], dtype=torch.float64).float()
 
 
 def _probabilities(logits: Tensor, samplers: list[Sampler]) -> Tensor:

@@ -1,4 +1,4 @@
-"""A sequence: a job inside the engine; and what a step says of it. It must not know about its neighbours."""
+"""A sequence: a job inside the engine; and what a step says of it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Sequence:
         self.ids = [*request.prompt, *answered]
         self.read = 0
         """Ids whose keys and values are in the cache."""
-        self.place: int | None = None
+        self.slot: int | None = None
         """Its row in the cache while it runs."""
         self.arrival = 0
         """Its turn: the number of its arrival in the engine."""
@@ -62,13 +62,13 @@ class Chosen:
 
     sequence: Sequence
     number: int
-    """Its place in the answer, from 1."""
+    """Its position in the answer, from 1."""
     token_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A sequence has left the engine."""
+    """A sequence is no longer in the engine."""
 
     sequence: Sequence
     reason: EngineEnd

@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 from minilab_gen.kernels.library import KernelError, Shape, Step, check, library
-from minilab_gen.model_config import ModelConfig
+from minilab_gen.models.config import ModelConfig
 from minilab_gen.request import SamplingSettings
 
 WeightType = Literal["float32", "bfloat16", "int8"]

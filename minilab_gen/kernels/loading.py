@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from minilab_gen.checkpoint import expected_tensors, read_config, spoken_vocabulary
 from minilab_gen.kernels.decoder import Decoder, WeightType
-from minilab_gen.model_config import ModelConfig
-from minilab_gen.weights import StoredWeights
+from minilab_gen.models.checkpoint import expected_tensors, spoken_vocabulary
+from minilab_gen.models.checkpoint_folder import read_config
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.weights import StoredWeights
 
 _OF_MODEL = {"embedding": "model.embed_tokens.weight", "norm": "model.norm.weight", "head": "lm_head.weight"}
 """The kernels' name of a tensor: that on disk."""
@@ -35,7 +36,7 @@ _OF_LAYER = {
 def load_decoder(folder: Path, weights: WeightType = "float32", *, slots: int, threads: int) -> Decoder:
     """The decoder of a folder. Raises CheckpointError naming the tensor that is wrong, KernelError for lack of memory.
 
-    Its vocabulary ends where the tokenizer's does, as in :func:`minilab_gen.checkpoint.read_model`.
+    Its vocabulary ends where the tokenizer's does, as in :func:`minilab_gen.models.checkpoint.read_model`.
     """
     stored = read_config(folder)
     files = StoredWeights(folder)

@@ -8,16 +8,19 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from difflib import get_close_matches
+from functools import cache
 from typing import Any
 
 import redis
 
-from minilab_gen.chat import ChatFormat
 from minilab_gen.errors import CardError, UnknownModelError
 from minilab_gen.protocol import keys
 from minilab_gen.request import ModelLimits
-from minilab_gen.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
+from minilab_gen.text.chat import ChatFormat
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,14 @@ def read_card(connection: redis.Redis, model: str) -> ModelCard:
         return _shipped_card()
     known = sorted(card.name for card in all_cards(connection))
     listed = f"; announced are {', '.join(known)}" if known else "; no model is announced"
-    raise UnknownModelError(f"no worker has announced the model {model}{listed}")
+    raise UnknownModelError(f"no worker has announced the model {model}{_hint(model, known)}{listed}")
+
+
+def _hint(model: str, known: Sequence[str]) -> str:
+    """The announced name that may have been meant, however its letters were written."""
+    by_letters = {name.casefold(): name for name in known}
+    closest = get_close_matches(keys.without_owner(model).casefold(), by_letters, n=1)
+    return f" (did you mean {by_letters[closest[0]]}?)" if closest else ""
 
 
 def all_cards(connection: redis.Redis) -> list[ModelCard]:
@@ -104,9 +114,25 @@ def read_tokenizer(connection: redis.Redis, card: ModelCard) -> Tokenizer:
     stored: Any = connection.get(keys.tokenizer(card.tokenizer))
     if stored is not None:
         return Tokenizer.from_json(stored.decode())
-    if card.name == keys.DEFAULT_MODEL and card.tokenizer == digest(get_tokenizer().to_json()):
-        return get_tokenizer()
-    raise UnknownModelError(f"the tokenizer of the model {card.name} has expired; start one of its workers")
+    if card.name == keys.DEFAULT_MODEL and card.tokenizer == _shipped_tokenizer()[1]:
+        return _shipped_tokenizer()[0]
+    raise UnknownModelError(
+        f"the tokenizer of the model {card.name} has expired; start one of its workers: {start_command(card.name)}"
+    )
+
+
+def start_command(model: str) -> str:
+    """What to type so that a worker serves a model. With the name alone the shipped one would be served under it."""
+    if model == keys.DEFAULT_MODEL:
+        return "minilab-worker"
+    return f"minilab-worker --model ./{model} --name {model}, where ./{model} is its folder"
+
+
+@cache
+def _shipped_tokenizer() -> tuple[Tokenizer, str]:
+    """With its hash; to read it takes a tenth of the time of a `submit`."""
+    tokenizer = get_tokenizer()
+    return tokenizer, digest(tokenizer.to_json())
 
 
 def _shipped_card() -> ModelCard:
@@ -118,5 +144,5 @@ def _shipped_card() -> ModelCard:
         stop_ids=(config["eos_token_id"],),
         fingerprint="",
         exactness="unknown: no worker has been up",
-        tokenizer=digest(get_tokenizer().to_json()),
+        tokenizer=_shipped_tokenizer()[1],
     )

@@ -1,4 +1,4 @@
-"""Whether two token streams give the same answer, and if not, where they part. It must not know Redis."""
+"""Whether two token streams give the same answer, and if not, where they part."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from minilab_gen.protocol.events import EndEvent, TokenEvent
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """What a stream holds that has ended."""
+class EndedStream:
+    """The contents of a stream that has ended."""
 
     tokens: Sequence[TokenEvent]
     end: EndEvent
@@ -20,7 +20,7 @@ class Answer:
 class Difference:
     """The first thing in which two answers differ."""
 
-    told: str
+    message: str
     """In words."""
     token: int | None = None
     """The number of the token; None where the ends differ."""
@@ -28,15 +28,15 @@ class Difference:
     recomputed: TokenEvent | None = None
 
 
-def first_difference(stored: Answer, recomputed: Answer) -> Difference | None:
+def first_difference(stored: EndedStream, recomputed: EndedStream) -> Difference | None:
     """Compare token ids, texts, and the ends, of which those of a job that was stopped say nothing."""
     for one, other in zip(stored.tokens, recomputed.tokens, strict=False):
         if one.token_id != other.token_id:
-            told = f"token {one.number} differs: stored {_shown(one)}, recomputed {_shown(other)}"
-            return Difference(told, one.number, one, other)
+            message = f"token {one.number} differs: stored {_shown(one)}, recomputed {_shown(other)}"
+            return Difference(message, one.number, one, other)
         if one.text != other.text:
-            told = f"the text of token {one.number} differs: stored {one.text!r}, recomputed {other.text!r}"
-            return Difference(told, one.number, one, other)
+            message = f"the text of token {one.number} differs: stored {one.text!r}, recomputed {other.text!r}"
+            return Difference(message, one.number, one, other)
     if len(stored.tokens) != len(recomputed.tokens):
         return _longer(stored, recomputed)
     if not stored.end.succeeded:
@@ -48,13 +48,13 @@ def first_difference(stored: Answer, recomputed: Answer) -> Difference | None:
     return None
 
 
-def _longer(stored: Answer, recomputed: Answer) -> Difference:
+def _longer(stored: EndedStream, recomputed: EndedStream) -> Difference:
     """One answer begins like the other and goes on."""
     ours, others = len(stored.tokens), len(recomputed.tokens)
     if ours > others:
         token = stored.tokens[others]
-        told = f"token {token.number} differs: stored {_shown(token)}, recomputed none"
-        return Difference(told, token.number, token, None)
+        message = f"token {token.number} differs: stored {_shown(token)}, recomputed none"
+        return Difference(message, token.number, token, None)
     token = recomputed.tokens[ours]
     return Difference(
         f"token {token.number} differs: stored none, recomputed {_shown(token)}", token.number, None, token

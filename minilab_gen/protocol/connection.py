@@ -1,6 +1,4 @@
-"""The one place that makes Redis connections, with their timeouts and why.
-
-It must not know about keys, jobs or streams, nor keep a connection for itself.
+"""The one module that makes Redis connections, with their timeouts and why.
 
 Every connection speaks bytes, because RQ stores compressed data that no encoding can decode, and protocol 2, because
 one shape of answer is enough to read. Without an address it leads to the private server of ``embedded.py``.
@@ -9,7 +7,6 @@ one shape of answer is enough to read. Without an address it leads to the privat
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import time
 from typing import Any
@@ -24,6 +21,9 @@ from redis.retry import Retry
 
 from minilab_gen.errors import RedisUnavailableError, RequestError
 from minilab_gen.protocol import sentinel
+from minilab_gen.protocol.address import redis_url
+from minilab_gen.protocol.outage import Outage
+from minilab_gen.protocol.refusals import refuses_writes
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ SOCKET_SECONDS = 10.0
 redis-py's own 5 would leave a busy server three seconds."""
 
 CONNECT_SECONDS = 5.0
-"""Seconds to reach a server: two repeats of a lost TCP packet (after 1 and 3 s) fit, a dead address is soon told."""
+"""Seconds to reach a server: two repeats of a lost TCP packet (after 1 and 3 s) fit, a wrong address is soon clear."""
 
 RETRIES = 3
 """Times that a command is sent again after its connection broke. This bridges a proxy's restart: about a second, or
@@ -78,23 +78,18 @@ _SCHEMES = ("redis", "rediss", "unix")
 _FALSE = ("0", "f", "false", "n", "no", "")
 
 
-def redis_url() -> str | None:
-    """The address in ``MINILAB_REDIS_URL``; None when it is unset or empty, which means the private server."""
-    return os.environ.get("MINILAB_REDIS_URL", "").strip() or None
-
-
 def connect(url: str | None = None, wait: float = 0.0) -> redis.Redis:
-    """A connection that has answered a PING. The caller closes it.
+    """A connection that has answered a PING. The caller closes it. The server may refuse writes: see ``refusals.py``.
 
     Without a URL it goes to ``MINILAB_REDIS_URL``, else to the private server, which it starts. For ``wait`` seconds a
     server that cannot be reached is asked again. Raises RedisUnavailableError, or RequestError for a bad URL.
     """
     address = _address(url)
-    patience = _Patience(address, wait)
+    contact = _FirstContact(address, wait)
     make = sentinel.client if _is_sentinel(address) else redis.Redis.from_url
     client = make(address, retry=Retry(_back_off(), RETRIES, _RETRIED), **_SETTINGS)
     try:
-        _greet(client, patience)
+        _greet(client, contact)
     except BaseException:
         client.close()
         raise
@@ -243,17 +238,14 @@ def _refusal(url: str, rule: str) -> RequestError:
     return RequestError(f"a Redis URL {rule}; got {masked_url(url)!r}")
 
 
-class _Patience:
+class _FirstContact:
     """How long one call keeps asking a server that does not answer yet, and what it says in the end."""
 
     def __init__(self, url: str, wait: float) -> None:
         if not wait >= 0:
             raise RequestError(f"wait must be a number of seconds, at least 0, got {wait}")
-        self._pause = FIRST_PAUSE_SECONDS / 2
         self._shown = masked_url(url)
-        self._wait = wait
-        self._began = time.monotonic()
-        self._said = False
+        self._outage = Outage(wait, FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS)
 
     def pause_after(self, error: RedisError) -> float:
         """Seconds until the next attempt. Raises RedisUnavailableError when none would help or time is up."""
@@ -264,28 +256,55 @@ class _Patience:
             ) from error
         if not isinstance(error, (redis.ConnectionError, redis.TimeoutError)):
             raise RedisUnavailableError(f"Redis at {self._shown} does not serve us: {reason}; check its URL") from error
-        limit = max(self._wait, LOADING_SECONDS) if isinstance(error, BusyLoadingError) else self._wait
-        left = self._began + limit - time.monotonic()
+        begins, limit = self._outage.failed(), self._outage.limit
+        if isinstance(error, BusyLoadingError):
+            limit = max(limit, LOADING_SECONDS)
+        left = limit - self._outage.seconds
         if left <= 0:
             raise RedisUnavailableError(
                 f"no Redis answers at {self._shown}: {reason}; start that server, or set MINILAB_REDIS_URL to another "
                 "(unset, a private one is started)"
             ) from error
-        if not self._said:
+        if begins:
             logger.warning("waiting up to %.0f s for Redis at %s: %s", limit, self._shown, reason)
-            self._said = True
-        self._pause = min(self._pause * 2, LONGEST_PAUSE_SECONDS)
-        return min(self._pause, left)
+        return min(self._outage.next_pause(), left)
+
+    def check_mode(self, about: object) -> None:
+        """Raise RedisUnavailableError for a kind of server that is not supported, as its answer to HELLO tells."""
+        fields = about if isinstance(about, list) else []  # old servers and some proxies do not know the command
+        mode = dict(zip(fields[::2], fields[1::2], strict=False)).get(b"mode")
+        if mode == b"cluster":
+            raise RedisUnavailableError(
+                f"Redis Cluster is not supported, and {self._shown} is one; set MINILAB_REDIS_URL to a single Redis or "
+                "Valkey, or to one behind Sentinels (unset, a private one is started)"
+            )
+        if mode == b"sentinel":
+            raise RedisUnavailableError(
+                f"{self._shown} is a Sentinel and keeps no data: set MINILAB_REDIS_URL to "
+                "sentinel://host:port/service, with its host and port and the service's name"
+            )
 
 
-def _greet(client: redis.Redis, patience: _Patience) -> None:
+def _greet(client: redis.Redis, contact: _FirstContact) -> None:
     while True:
         try:
-            client.ping()
-            return
+            pong, about = _ping_and_hello(client)
+            if isinstance(pong, RedisError) and not refuses_writes(pong):  # it refuses a PING, too, and can be read
+                raise pong
         except RedisError as error:
-            pause = patience.pause_after(error)
+            pause = contact.pause_after(error)
+        else:
+            contact.check_mode(about)
+            return
         time.sleep(pause)
+
+
+def _ping_and_hello(client: redis.Redis) -> list[Any]:
+    """Both in one round trip: a server that still loads refuses the first, and the second tells what kind it is."""
+    with client.pipeline(transaction=False) as pipeline:
+        pipeline.ping()
+        pipeline.execute_command("HELLO")
+        return pipeline.execute(raise_on_error=False)
 
 
 def _back_off() -> ExponentialWithJitterBackoff:

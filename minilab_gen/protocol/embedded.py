@@ -1,6 +1,6 @@
 """The private Redis server of one user, started on demand and shared by all programs of that user.
 
-It must not know what is stored in it. Its probe of its own socket is the only connection that is not made by
+Its probe of its own socket is the only connection that is not made by
 ``connection.py``, which asks this module where to connect.
 """
 

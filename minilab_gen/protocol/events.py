@@ -1,4 +1,4 @@
-"""What stands in a token stream, and how it is spelled there. It must not know who reads or writes it.
+"""What stands in a token stream, and how it is spelled there.
 
 Token n is the entry with the id ``n-0``; the terminal entry follows with the next number. So an entry's id is a cursor,
 and Redis itself refuses a repeat.
@@ -13,6 +13,9 @@ from typing import Any, Final, Literal, get_args
 from minilab_gen.errors import StreamError
 
 EndReason = Literal["stop", "length", "context", "cancelled", "timeout", "error"]
+JobState = Literal["queued", "started", "finished", "failed", "cancelled"]
+"""What has become of a job so far."""
+
 END_REASONS: Final[tuple[EndReason, ...]] = get_args(EndReason)
 
 Fields = dict[str, str]
@@ -54,7 +57,7 @@ class EndEvent:
 
     @property
     def number(self) -> int:
-        """Its place in the stream: the one after the last token."""
+        """Its number in the stream: the one after the last token."""
         return self.tokens + 1
 
     @property

@@ -1,20 +1,19 @@
 """Jobs from the outside: submit and look at. Plain RQ jobs through RQ's public interface.
 
-It must not know torch, nor what happens inside a worker, nor how a job is ended: see ``endings.py``.
+It must not know torch. How a job that no worker runs is ended: ``endings.py``.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-import time
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import redis
-from rq import Queue, Worker, scripts
+from rq import Queue, Worker
 from rq.exceptions import DeserializationError, InvalidJobOperation, NoSuchJobError
 from rq.exceptions import DuplicateJobError as RqDuplicateJobError
 from rq.job import Job, JobStatus
@@ -22,13 +21,17 @@ from rq.serializers import JSONSerializer
 
 from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError, UnknownJobError
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.events import EndEvent
+from minilab_gen.protocol.clock import server_time
+from minilab_gen.protocol.events import EndEvent, JobState
 from minilab_gen.protocol.keys import Priority
-from minilab_gen.protocol.streams import stream_length
+from minilab_gen.protocol.streams import end_of, ends_of, stream_length
 from minilab_gen.request import MAX_SEED, GenerationRequest, shown
 
 EXPIRES_AT: Final = "expires_at"
-"""Field of a job's meta: the Unix time after which it must not start."""
+"""Field of a job's meta: the Unix time, by the server's clock, after which it must not start."""
+
+TTL: Final = "ttl"
+"""Field of a job's meta: the seconds that it may wait, for a repeat of the same request."""
 
 _SUBMISSION: Final = "submission"
 """Field of a job's meta: a random name of the call that submitted it."""
@@ -36,8 +39,6 @@ _SUBMISSION: Final = "submission"
 MAX_PAYLOAD_BYTES: Final = 2_000_000
 """Bytes of a job's record, and of its arguments once they are inflated: twelve for each id of the longest prompt, and
 room for the rest. JSON of 100 MB, which may be 100 kB in Redis, took a worker 5 s and 1.7 GB to read and refuse."""
-
-JobState = Literal["queued", "started", "finished", "failed", "cancelled"]
 
 _STATES: Final[dict[JobStatus, JobState]] = {
     JobStatus.CREATED: "queued",
@@ -99,7 +100,7 @@ class JobView:
     workers_alive: int
     """Workers that serve its queue now."""
     error: str | None
-    """The last line of RQ's record of a failure."""
+    """The last line of RQ's record of a failure; None while there is no record of it."""
 
 
 def draw_seed() -> int:
@@ -122,7 +123,7 @@ def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Sub
     call = secrets.token_hex(8)
     meta: dict[str, Any] = {_SUBMISSION: call}
     if submission.ttl is not None:
-        meta[EXPIRES_AT] = time.time() + submission.ttl
+        meta |= {TTL: submission.ttl, EXPIRES_AT: server_time(connection) + submission.ttl}
     try:
         queue.enqueue_call(
             func=keys.TASK,
@@ -138,16 +139,9 @@ def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Sub
     except RqDuplicateJobError:
         job = fetch(connection, job_id)
         if noted(job, _SUBMISSION) != call:  # else the first try arrived and only its answer was lost
-            raise DuplicateJobError(f"the job id {job_id} is in use by a job that is {state_of(job)}") from None
+            state = state_of(connection, job)
+            raise DuplicateJobError(f"the job id {job_id} is in use by a job that is {state}") from None
     return job_id
-
-
-def let_go(connection: redis.Redis) -> None:
-    """Make RQ forget a connection that is about to be closed; else it keeps each one on which a job was submitted.
-
-    Not while another thread submits on the same connection.
-    """
-    getattr(scripts, "_registered_scripts", {}).pop(connection, None)
 
 
 def fetch(connection: redis.Redis, job_id: str) -> Job:
@@ -201,8 +195,25 @@ def _inflated(field: bytes) -> int:
         return 0
 
 
-def state_of(job: Job) -> JobState:
-    """Our word for RQ's status of a job, freshly read."""
+def state_of(connection: redis.Redis, job: Job) -> JobState:
+    """The state of a job, freshly read. Raises UnknownJobError."""
+    recorded = recorded_state(job)  # before the stream: a job is not seen as finished without its end
+    return decided(recorded, end_of(connection, job.id))
+
+
+def decided(recorded: JobState, end: EndEvent | None) -> JobState:
+    """The state of a job by RQ's record and its stream: a terminal entry decides, whatever the record says yet.
+
+    A worker writes the entry first, and may be killed before the record. And an ordinary RQ worker can only record a
+    failure where a job was cancelled.
+    """
+    if end is None:
+        return recorded
+    return "finished" if end.succeeded else "cancelled" if end.reason == "cancelled" else "failed"
+
+
+def recorded_state(job: Job) -> JobState:
+    """Our word for RQ's status of a job, freshly read: for callers that wait for it. Raises UnknownJobError."""
     try:
         return _STATES[job.get_status()]
     except InvalidJobOperation:
@@ -215,12 +226,15 @@ def state_named(status: str) -> JobState | None:
 
 
 def states_of(connection: redis.Redis, job_ids: Iterable[str]) -> list[JobState | None]:
-    """The states of many jobs in one round trip; None for one that is unknown or has expired."""
+    """The states of many jobs in two round trips; None for one that is unknown or has expired."""
+    asked = list(job_ids)
     with connection.pipeline(transaction=False) as pipeline:
-        for job_id in job_ids:
+        for job_id in asked:
             pipeline.hget(Job.key_for(job_id), "status")
         answers: list[bytes | None] = pipeline.execute()
-    return [None if status is None else state_named(status.decode()) or "failed" for status in answers]
+    recorded = [None if status is None else state_named(status.decode()) or "failed" for status in answers]
+    ends = ends_of(connection, [job_id for job_id, state in zip(asked, recorded, strict=True) if state == "started"])
+    return [state and decided(state, ends.get(job_id)) for job_id, state in zip(asked, recorded, strict=True)]
 
 
 def request_of(job: Job) -> GenerationRequest:
@@ -246,10 +260,9 @@ def request_of(job: Job) -> GenerationRequest:
 def view(connection: redis.Redis, job_id: str) -> JobView:
     """A job as it stands now. Raises UnknownJobError."""
     job = fetch(connection, job_id)
-    state = _STATES[job.get_status(refresh=False)]  # before the stream: a job is not seen as finished without its end
+    recorded = _STATES[job.get_status(refresh=False)]  # before the stream, as in state_of
     tokens, end = stream_length(connection, job_id)
-    if end is not None and end.reason == "cancelled":
-        state = "cancelled"  # an ordinary RQ worker can only record a failure
+    state = decided(recorded, end)
     waiting = state == "queued"
     return JobView(
         job_id=job_id,
@@ -260,7 +273,7 @@ def view(connection: redis.Redis, job_id: str) -> JobView:
         position=queue_of(connection, job.origin).get_job_position(job_id) if waiting else None,
         worker=job.worker_name if state == "started" else None,
         workers_alive=workers_alive(connection, job.origin),
-        error=failure_of(job) if state == "failed" else None,
+        error=failure_of(job) if state == recorded == "failed" else None,
     )
 
 
@@ -268,6 +281,12 @@ def model_of(job: Job) -> str:
     """The model that a job asks."""
     ours = keys.queue_parts(job.origin)
     return ours[0] if ours else job.origin.removeprefix("minilab.")
+
+
+def seconds_to_run(job: Job) -> int:
+    """How long a job may run; RQ's -1 is no limit."""
+    asked = int(job.timeout or keys.DEFAULT_TIMEOUT)
+    return asked if 0 < asked <= keys.LONGEST_TIME else keys.LONGEST_TIME
 
 
 def failure_of(job: Job) -> str:
@@ -300,7 +319,7 @@ def sign_of_life(worker: str) -> str:
 
 
 def noted(job: Job, name: str) -> object:
-    """What a job's meta says under a name; it may be anything where somebody else made the job."""
+    """What a job's meta says under a name; it may be anything where another program made the job."""
     meta: object = job.meta
     return meta.get(name) if isinstance(meta, dict) else None
 

@@ -1,6 +1,6 @@
-"""How everything in Redis is called, and how long it stays. It must not know how any of it is read or written.
+"""How everything in Redis is called, and how long it stays.
 
-This is the one place that spells a key. What is ours starts with ``minilab:``; RQ's keys are RQ's.
+This is the one module that spells a key. What is ours starts with ``minilab:``; RQ's keys are RQ's.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import re
 from typing import Final, Literal
 
 from minilab_gen.errors import RequestError
+from minilab_gen.request import shown
 
 Priority = Literal["high", "normal", "low"]
 PRIORITIES: Final[tuple[Priority, ...]] = ("high", "normal", "low")
@@ -32,16 +33,23 @@ CARD_TTL: Final = 24 * 3600
 """Seconds that a model card outlives its last worker, so that jobs can be submitted while no worker is up."""
 
 STATS_TTL: Final = 300
-"""Seconds that a worker's last report outlives it: enough to see what a dead one was doing."""
+"""Seconds that a worker's last report outlives it: enough to see what it was doing."""
 
 FINGERPRINT_FIELD: Final = "minilab_fingerprint"
 """Field of RQ's record of a job: the fingerprint of the model that has begun it."""
 
 LEFT_FIELD: Final = "minilab_left_at"
-"""The same: since when, in Unix time, workers of other fingerprints have left it to one of that."""
+"""The same: since when, in the server's Unix time, workers of other fingerprints have left it to one of that."""
 
 _JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")  # the letters that RQ takes; bounded, since it becomes part of keys
-_MODEL_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_MODEL_NAME = re.compile(r"(?=.{1,64}\Z)[A-Za-z0-9_-]+(\.+[A-Za-z0-9_-]+)*")
+_HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+/([A-Za-z0-9_.-]+)")
+
+_SUFFIXES: Final[dict[Priority, str]] = {"high": ".high", "normal": "", "low": ".low"}
+"""What the name of a model's queue ends with. So the name of no model may end with one of them."""
+
+_BY_SUFFIX: Final[tuple[Priority, ...]] = ("high", "low", "normal")
+"""In the order in which a name is compared with them: every name ends with nothing."""
 
 
 def check_job_id(job_id: object) -> str:
@@ -54,13 +62,25 @@ def check_job_id(job_id: object) -> str:
 def check_model_name(model: object) -> str:
     """The name, if it may become part of a key; else RequestError."""
     if not isinstance(model, str) or not _MODEL_NAME.fullmatch(model):
-        raise RequestError(f"a model name must be 1 to 64 letters, digits, _ or -, got {model!r}")
+        raise RequestError(
+            f"a model name must be 1 to 64 letters, digits, _, - or, but at its ends, dots; got {shown(model)}"
+        )
+    if model.endswith(tuple(f".{priority}" for priority in PRIORITIES)):
+        raise RequestError(
+            f"a model name must not end in .high, .normal or .low, since queues are named so by priority; got {model!r}"
+        )
     return model
+
+
+def without_owner(model: str) -> str:
+    """The name of a model without the owner that it has on the Hub: ``X3.2`` of ``org/X3.2``."""
+    found = _HUB_NAME.fullmatch(model) if type(model) is str else None  # what is no name is refused later
+    return found[1] if found else model
 
 
 def queue_name(model: str, priority: Priority = "normal") -> str:
     """The RQ queue of a model's jobs."""
-    return f"minilab.{model}" if priority == "normal" else f"minilab.{model}.{priority}"
+    return f"minilab.{model}{_SUFFIXES[priority]}"
 
 
 def queue_names(model: str) -> list[str]:
@@ -70,11 +90,12 @@ def queue_names(model: str) -> list[str]:
 
 def queue_parts(queue: str) -> tuple[str, Priority] | None:
     """The model and the priority of a queue of ours; None for the name of another."""
-    prefix, _, rest = queue.partition(".")
-    model = rest.partition(".")[0]
-    if prefix != "minilab" or not _MODEL_NAME.fullmatch(model):
+    prefix, _, model = queue.partition(".")
+    priority = next(priority for priority in _BY_SUFFIX if model.endswith(_SUFFIXES[priority]))
+    try:
+        return (check_model_name(model.removesuffix(_SUFFIXES[priority])), priority) if prefix == "minilab" else None
+    except RequestError:
         return None
-    return next(((model, priority) for priority in PRIORITIES if queue == queue_name(model, priority)), None)
 
 
 def token_stream(job_id: str) -> str:
@@ -87,9 +108,9 @@ def cancel_flag(job_id: str) -> str:
     return f"minilab:cancel:{job_id}"
 
 
-def deaths(job_id: str) -> str:
-    """How many workers died while they ran a job."""
-    return f"minilab:deaths:{job_id}"
+def expired_leases(job_id: str) -> str:
+    """How many workers lost their lease while they ran a job."""
+    return f"minilab:expired-leases:{job_id}"
 
 
 def model_card(model: str) -> str:

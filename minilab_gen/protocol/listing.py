@@ -17,12 +17,12 @@ from rq import Queue
 from rq.job import Job
 from rq.registry import BaseRegistry
 
-from minilab_gen.errors import StreamError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import checked_answers
-from minilab_gen.protocol.events import EndEvent, Event, decode_entry
-from minilab_gen.protocol.jobs import JobState, queue_of, state_named
+from minilab_gen.protocol.events import EndEvent, Event, JobState
+from minilab_gen.protocol.jobs import decided, queue_of, state_named
 from minilab_gen.protocol.keys import Priority
+from minilab_gen.protocol.streams import last_event
 
 PAGE: Final = 1000
 """Jobs looked at in one round trip."""
@@ -64,7 +64,7 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class _Found:
+class _Submitted:
     """A job by the time of its submission."""
 
     created: datetime
@@ -73,7 +73,7 @@ class _Found:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _Source:
     """A list or sorted set of RQ's in which jobs stand, the newest last."""
 
     queue: str
@@ -118,31 +118,31 @@ def our_queues(connection: redis.Redis) -> list[Queue]:
     return [queue_of(connection, name) for name in names if keys.queue_parts(name)]
 
 
-def _in_order(connection: redis.Redis, wanted: Wanted, on_unreadable: OnUnreadable) -> Iterator[_Found]:
-    places = _places(connection, wanted)
-    sources = [_newest_first(connection, place, on_unreadable) for place in places]
+def _in_order(connection: redis.Redis, wanted: Wanted, on_unreadable: OnUnreadable) -> Iterator[_Submitted]:
+    sources = _sources(connection, wanted)
+    ordered = [_newest_first(connection, source, on_unreadable) for source in sources]
     seen: set[str] = set()
-    for found in heapq.merge(*sources, reverse=True):
+    for found in heapq.merge(*ordered, reverse=True):
         if wanted.since is not None and found.created < wanted.since:
             return
-        if found.job_id not in seen:  # a job may go from one place to another meanwhile
+        if found.job_id not in seen:  # a job may go from one source to another meanwhile
             seen.add(found.job_id)
             yield found
 
 
-def _places(connection: redis.Redis, wanted: Wanted) -> list[_Place]:
-    """Where jobs that are wanted may stand, without the places that are empty."""
-    places = [
-        place
+def _sources(connection: redis.Redis, wanted: Wanted) -> list[_Source]:
+    """Where jobs that are wanted may stand, without the sources that are empty."""
+    sources = [
+        source
         for queue in our_queues(connection)
         if _is_wanted(queue.name, wanted)
-        for place in _places_of(queue, wanted.state)
+        for source in _sources_of(queue, wanted.state)
     ]
     with connection.pipeline(transaction=False) as pipeline:
-        for place in places:
-            place.count_in(pipeline)
+        for source in sources:
+            source.count_in(pipeline)
         counts = pipeline.execute()
-    return [place for place, count in zip(places, counts, strict=True) if count]
+    return [source for source, count in zip(sources, counts, strict=True) if count]
 
 
 def _is_wanted(queue: str, wanted: Wanted) -> bool:
@@ -150,7 +150,7 @@ def _is_wanted(queue: str, wanted: Wanted) -> bool:
     return ours is not None and wanted.model in (None, ours[0]) and wanted.priority in (None, ours[1])
 
 
-def _places_of(queue: Queue, state: JobState | None) -> list[_Place]:
+def _sources_of(queue: Queue, state: JobState | None) -> list[_Source]:
     registries: dict[JobState, list[BaseRegistry]] = {
         "queued": [queue.deferred_job_registry, queue.scheduled_job_registry],
         "started": [queue.started_job_registry],
@@ -159,27 +159,29 @@ def _places_of(queue: Queue, state: JobState | None) -> list[_Place]:
         "cancelled": [queue.canceled_job_registry],
     }
     wanted = registries.values() if state is None else [registries[state]]
-    places = [_Place(queue.name, registry.key, is_list=False) for group in wanted for registry in group]
+    sources = [_Source(queue.name, registry.key, is_list=False) for group in wanted for registry in group]
+    if state in ("finished", "failed", "cancelled"):  # one that has ended, and RQ does not know it yet
+        sources.append(_Source(queue.name, queue.started_job_registry.key, is_list=False))
     if state in (None, "queued"):
-        places.append(_Place(queue.name, queue.key, is_list=True))
+        sources.append(_Source(queue.name, queue.key, is_list=True))
     if state == "cancelled":  # an ordinary RQ worker records a job that was told to stop as a failed one
-        places.append(_Place(queue.name, queue.failed_job_registry.key, is_list=False, is_sampled=True))
-    return places
+        sources.append(_Source(queue.name, queue.failed_job_registry.key, is_list=False, is_sampled=True))
+    return sources
 
 
-def _newest_first(connection: redis.Redis, place: _Place, on_unreadable: OnUnreadable) -> Iterator[_Found]:
-    """The jobs of one place, put in order within a window that moves over them."""
-    held: list[_Found] = []
-    for page in place.pages(connection):
-        held = sorted([*held, *_submitted(connection, place, page, on_unreadable)])
+def _newest_first(connection: redis.Redis, source: _Source, on_unreadable: OnUnreadable) -> Iterator[_Submitted]:
+    """The jobs of one source, put in order within a window that moves over them."""
+    held: list[_Submitted] = []
+    for page in source.pages(connection):
+        held = sorted([*held, *_submitted(connection, source, page, on_unreadable)])
         while len(held) > WINDOW:
             yield held.pop()
     yield from reversed(held)
 
 
 def _submitted(
-    connection: redis.Redis, place: _Place, job_ids: list[str], on_unreadable: OnUnreadable
-) -> Iterator[_Found]:
+    connection: redis.Redis, source: _Source, job_ids: list[str], on_unreadable: OnUnreadable
+) -> Iterator[_Submitted]:
     """When these jobs were submitted; those that have expired are left out."""
     with connection.pipeline(transaction=False) as pipeline:
         for job_id in job_ids:
@@ -188,7 +190,7 @@ def _submitted(
     for job_id, answer in zip(job_ids, answers, strict=True):
         try:
             if answer is not None:
-                yield _Found(_moment(answer), keys.check_job_id(job_id), place.queue)
+                yield _Submitted(_moment(answer), keys.check_job_id(job_id), source.queue)
         except ValueError:  # or a RequestError, which is one
             on_unreadable(job_id)
 
@@ -201,7 +203,7 @@ def _moment(answer: Any) -> datetime:
     return moment
 
 
-def _rows(connection: redis.Redis, chunk: list[_Found], on_unreadable: OnUnreadable) -> Iterator[JobRow]:
+def _rows(connection: redis.Redis, chunk: list[_Submitted], on_unreadable: OnUnreadable) -> Iterator[JobRow]:
     with connection.pipeline(transaction=False) as pipeline:
         for found in chunk:
             pipeline.hget(Job.key_for(found.job_id), "status")
@@ -214,27 +216,19 @@ def _rows(connection: redis.Redis, chunk: list[_Found], on_unreadable: OnUnreada
         if state is None:
             on_unreadable(found.job_id)
         else:
-            yield _row(found, state, _event(last))
+            yield _row(found, state, last_event(last))
 
 
-def _row(found: _Found, state: JobState, last: Event | None) -> JobRow:
+def _row(found: _Submitted, state: JobState, last: Event | None) -> JobRow:
     end = last if isinstance(last, EndEvent) else None
     ours = keys.queue_parts(found.queue)
     assert ours is not None, "jobs are looked for in our queues only"
     return JobRow(
         job_id=found.job_id,
-        state="cancelled" if end is not None and end.reason == "cancelled" else state,
+        state=decided(state, end),
         model=ours[0],
         priority=ours[1],
         tokens=end.tokens if end is not None else last.number if last is not None else 0,
         end=end.reason if end is not None else None,
         created=found.created.isoformat(timespec="seconds"),
     )
-
-
-def _event(last: Any) -> Event | None:
-    """A stream's last event; None for a damaged one, of which `tail` complains: the list goes on."""
-    try:
-        return decode_entry(last[0]) if isinstance(last, list) and last else None
-    except StreamError:
-        return None

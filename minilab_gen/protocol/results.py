@@ -1,7 +1,4 @@
-"""The whole answer of a job: from its stream, or for many jobs at once from what RQ keeps of them.
-
-It must not know how either was written.
-"""
+"""The whole answer of a job: from its stream, or for many jobs at once from what RQ keeps of them."""
 
 from __future__ import annotations
 
@@ -91,7 +88,7 @@ def answers(connection: redis.Redis, job_ids: Iterable[str]) -> list[Answer | No
 
 
 def fingerprint_of(connection: redis.Redis, job_id: str) -> str | None:
-    """The fingerprint of the model that began a job; None where an ordinary RQ worker ran it, or nobody has."""
+    """The fingerprint of the model that began a job; None where an ordinary RQ worker ran it, or none has."""
     found: Any = connection.hget(Job.key_for(job_id), keys.FINGERPRINT_FIELD)
     return found.decode() if found else None
 
@@ -105,7 +102,7 @@ def _answer(last: list[RawEntry], fingerprint: bytes | None) -> Answer | None:
         content: Any = kept.return_value
         end = EndEvent(content["end"], content["tokens"], content["prompt_tokens"], stop_id=content.get("stop_id"))
         ids, text = tuple(map(int, content["ids"])), str(content["text"])
-    except (ValueError, TypeError, KeyError, binascii.Error):  # a failure, or written by somebody else
+    except (ValueError, TypeError, KeyError, binascii.Error):  # a failure, or written by another program
         return None
     if end.reason not in END_REASONS or len(ids) != end.tokens:
         return None

@@ -1,6 +1,6 @@
-"""A Redis behind Sentinels: who they are, and clients that ask them for the present master whenever they connect.
+"""A Redis behind Sentinels: their addresses, and clients that ask them for the present master whenever they connect.
 
-It must not know keys, nor the settings that all connections share: it is given them.
+The settings that all connections share are given to it.
 
     sentinel://user:password@host:26379,other:26379/service?db=0
 
@@ -48,8 +48,8 @@ class SentinelAddress:
     def of(cls, url: str) -> SentinelAddress | None:
         """Take an address apart; None where a host or the service is missing. Each node has yet to be checked."""
         main, mark, query = url.partition("://")[2].partition("?")
-        places, _, service = main.partition("/")
-        user, at, hosts = places.rpartition("@")
+        addresses, _, service = main.partition("/")
+        user, at, hosts = addresses.rpartition("@")
         if not _SERVICE.fullmatch(service) or not all(hosts.split(",")):
             return None
         return cls(tuple(f"redis://{user}{at}{host}{mark}{query}" for host in hosts.split(",")), service)
@@ -74,7 +74,7 @@ def async_client(url: str, **settings: Any) -> redis.asyncio.Redis:
 
 
 class _Sentinels(Sentinel):
-    """Connections to them are not kept: they are asked only when one to Redis is made, and nobody closes them."""
+    """Connections to them are not kept: they are asked only when one to Redis is made, and they are never closed."""
 
     def discover_master(self, service_name: str) -> Any:
         try:

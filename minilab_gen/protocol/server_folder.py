@@ -1,11 +1,9 @@
-"""The folder of the private Redis server: where it is, who may look into it, and who holds its locks.
-
-It must not know how a server is started or talked to.
+"""The folder of the private Redis server: where it is, who may read it, and which process holds its locks.
 
 In the folder ``redis`` under ``MINILAB_HOME`` lie the data, the log, the unix socket and two lock files. A starter
 holds ``start.lock`` while it works. The server holds ``server.lock`` for its whole life, by a descriptor that it
-inherits and never looks at; the kernel lets go when the process ends, however it ends. So nobody has to trust a socket
-or a process id left behind by a crash, and two servers can never write to the same data.
+inherits and never looks at; the kernel releases it when the process ends, however it ends. So no process has to trust a
+socket or a process id left behind by a crash, and two servers can never write to the same data.
 """
 
 from __future__ import annotations
@@ -66,7 +64,7 @@ class ServerFolder:
 
     @property
     def start_lock(self) -> Path:
-        """Held by whoever starts or stops the server."""
+        """Held by the process that starts or stops the server."""
         return self.data / "start.lock"
 
     @property
@@ -118,7 +116,7 @@ def unix_url(socket: Path) -> str:
 
 
 def take_lock(path: Path) -> int | None:
-    """A descriptor that holds the lock of this file until its last copy is closed; None while somebody else has it."""
+    """A descriptor that holds the lock of this file until its last copy is closed; None if another process has it."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
@@ -137,7 +135,7 @@ def take_lock(path: Path) -> int | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether somebody holds the lock of this file."""
+    """Whether a process holds the lock of this file."""
     descriptor = take_lock(path)
     if descriptor is None:
         return True
@@ -158,7 +156,7 @@ def _home() -> Path:
 
 
 def _require_private(folder: Path) -> None:
-    """In a shared folder like /tmp somebody else may have made it first, to read what we store or to answer for it."""
+    """In a shared folder like /tmp another user may have made it first, to read what we store or to answer for it."""
     found = folder.lstat()
     mode = stat.S_IMODE(found.st_mode)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or mode & 0o077:

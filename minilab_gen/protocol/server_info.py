@@ -1,4 +1,4 @@
-"""What a Redis server says about itself, and whether that is good for us. It must not know about keys or jobs."""
+"""What a Redis server says about itself, and whether that is good for us."""
 
 from __future__ import annotations
 

@@ -1,19 +1,20 @@
 """Reading token streams as they grow: from any token, by any number of readers, to the one end.
 
-It must not know who writes them. What there is to decide lies in :class:`Cursor`, which does no input or output; the
+What there is to decide lies in :class:`Cursor`, which does no input or output; the
 plain and the async reader feed it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Callable, Generator
 from typing import Any
 
 import redis
 import redis.asyncio
 
-from minilab_gen.errors import RequestError
+from minilab_gen.errors import NotEndedError, RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import BLOCK_MS
 from minilab_gen.protocol.endings import settle
@@ -65,36 +66,52 @@ class Cursor:
         return [last] if last is not None and self.ended else []
 
 
-def tail(connection: redis.Redis, job_id: str, after: int = 0, *, on_wait: OnWait | None = None) -> Tail:
+def tail(
+    connection: redis.Redis, job_id: str, after: int = 0, *, on_wait: OnWait | None = None, wait: float | None = None
+) -> Tail:
     """Yield the events of a job after token ``after``, waiting for those to come, to the terminal one.
 
-    Reads on a connection of its own, dropped at the end, so that a reader who stops in the middle leaves no answer
+    After ``wait`` seconds, where it is given, what there is by then is yielded, and NotEndedError raised.
+
+    Reads on a connection of its own, dropped at the end, so that a reader that stops in the middle leaves no answer
     behind for the next command. Raises RequestError at once for a bad id or number; UnknownJobError, StreamError and
     what redis-py raises while it reads.
     """
-    return _tail(connection, job_id, Cursor(job_id, after), on_wait)
+    return _tail(connection, Cursor(job_id, after), job_id, on_wait, wait)
 
 
-def _tail(connection: redis.Redis, job_id: str, cursor: Cursor, on_wait: OnWait | None) -> Tail:
+def _tail(connection: redis.Redis, cursor: Cursor, job_id: str, on_wait: OnWait | None, wait: float | None) -> Tail:
+    until = None if wait is None else time.monotonic() + wait
     pool = connection.connection_pool
     own = redis.Redis(
         connection_pool=redis.ConnectionPool(pool.connection_class, max_connections=1, **pool.connection_kwargs)
     )
     block: int | None = None  # the first read asks only for what is there
     try:
-        while not cursor.ended:
+        while True:
             events = cursor.read(own.xread(cursor.position, count=_PAGE, block=block))
             if not events:
                 events = cursor.read_last(own.xrevrange(cursor.key, count=1))
             yield from events
+            if cursor.ended:
+                return
             if not events:
                 settle(own, job_id)
                 if on_wait and block:
                     on_wait(view(own, job_id))
-            block = BLOCK_MS
+            is_all = block is None and len(events) < _PAGE  # that there is by now
+            if until is not None and is_all and time.monotonic() >= until:
+                raise NotEndedError(f"job {job_id} has not ended within {wait:g} s")
+            block = BLOCK_MS if until is None else _block_until(until)
     finally:
         own.close()
         own.connection_pool.disconnect()
+
+
+def _block_until(moment: float) -> int | None:
+    """Milliseconds for which the next read may wait; None, for one that takes what is there, where time is up."""
+    left = int(1000 * (moment - time.monotonic()))
+    return min(BLOCK_MS, left) if left > 0 else None
 
 
 async def tail_async(connection: redis.asyncio.Redis, records: redis.Redis, job_id: str, after: int = 0) -> AsyncTail:

@@ -1,4 +1,4 @@
-"""What each worker says about itself, once a second: places, tokens, when. It must not know how a worker counts.
+"""What each worker reports about itself, once a second: slots, tokens, when.
 
 The report lies beside the lease, which alone says whether a worker is alive: a report may be old.
 """
@@ -20,10 +20,10 @@ class WorkerStats:
     """A worker's report."""
 
     model: str
-    places: int
+    slots: int
     """Jobs that it can run at a time."""
     used: int
-    """Places that are taken."""
+    """Slots in use."""
     tokens: int
     """Tokens that it has chosen since it started."""
     tokens_per_second: float
@@ -33,9 +33,9 @@ class WorkerStats:
     fingerprint: str
     """That of its model: workers of one model that show different ones give different tokens."""
     started_at: float
-    """Unix time in seconds."""
+    """Unix time in seconds, by the server's clock."""
     reported_at: float
-    """Unix time in seconds."""
+    """The same."""
 
 
 def publish_stats(connection: redis.Redis, worker: str, stats: WorkerStats) -> None:

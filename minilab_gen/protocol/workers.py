@@ -1,9 +1,8 @@
-"""The workers that Redis knows of, as far as they can be seen from outside. It must not know what is inside one."""
+"""The workers that Redis knows of, as far as they can be seen from outside."""
 
 from __future__ import annotations
 
 import contextlib
-import time
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -12,6 +11,7 @@ import redis
 from rq import Worker
 
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import unix_time
 from minilab_gen.protocol.jobs import OUR_WORKERS
 from minilab_gen.protocol.worker_stats import WorkerStats, read_stats
 
@@ -31,7 +31,7 @@ class WorkerView:
     hostname: str | None
     pid: int | None
     heartbeat_age: float | None
-    """Seconds since it was last heard of, by this machine's clock."""
+    """Seconds since it was last heard of."""
     stats: WorkerStats | None
     """Its last report about itself; None for one that makes none."""
 
@@ -51,15 +51,16 @@ def all_workers(connection: redis.Redis) -> list[WorkerView]:
             for field in _FIELDS:
                 pipeline.hget(f"{prefix}{name}", field)
             pipeline.exists(keys.worker_lease(name))
-        answers = pipeline.execute()
+        pipeline.time()
+        *answers, now = pipeline.execute()
     width = len(_FIELDS) + 1
     records = {name: answers[n * width : (n + 1) * width] for n, name in enumerate(names)}
     ours = {name: record for name, record in records.items() if b"minilab." in (record[0] or b"")}
     stats = read_stats(connection, [name for name in ours if name.startswith(OUR_WORKERS)])
-    return [_view(name, record, stats.get(name)) for name, record in ours.items()]
+    return [_view(name, record, stats.get(name), unix_time(now)) for name, record in ours.items()]
 
 
-def _view(name: str, record: list[Any], stats: WorkerStats | None) -> WorkerView:
+def _view(name: str, record: list[Any], stats: WorkerStats | None, now: float) -> WorkerView:
     *fields, has_lease = record
     queues, state, hostname, pid, heard = (field.decode(errors="replace") if field else None for field in fields)
     return WorkerView(
@@ -69,14 +70,15 @@ def _view(name: str, record: list[Any], stats: WorkerStats | None) -> WorkerView
         queues=tuple((queues or "").split(",")),
         hostname=hostname,
         pid=int(pid) if pid and pid.isdigit() else None,
-        heartbeat_age=_age(heard, stats),
+        heartbeat_age=_age(heard, stats, now),
         stats=stats,
     )
 
 
-def _age(heard: str | None, stats: WorkerStats | None) -> float | None:
-    """Seconds since the later one of RQ's heartbeat and the worker's report."""
-    moments = [stats.reported_at] if stats else []
-    with contextlib.suppress(ValueError):
-        moments.append(datetime.fromisoformat(heard or "").timestamp())
-    return max(0.0, time.time() - max(moments)) if moments else None
+def _age(heard: str | None, stats: WorkerStats | None, now: float) -> float | None:
+    """Seconds since the worker's report, which is by the server's clock as ``now`` is; else since RQ's heartbeat."""
+    if stats is not None:
+        return max(0.0, now - stats.reported_at)
+    with contextlib.suppress(ValueError):  # by the clock of the worker's machine
+        return max(0.0, now - datetime.fromisoformat(heard or "").timestamp())
+    return None

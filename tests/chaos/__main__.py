@@ -1,4 +1,4 @@
-"""``python -m chaos``: many seeds, one table. It must not know how a seed runs."""
+"""``python -m chaos``: many seeds, one table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The one check over all jobs at the end of a chaos run, from what stands in Redis and what readers read.
-
-It must not know what went wrong meanwhile.
-"""
+"""The one check over all jobs at the end of a chaos run, from what stands in Redis and what readers read."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ from minilab_gen.request import GenerationRequest
 
 _SUCCESS: Final = ("stop", "length", "context")
 _STATUS: Final = {"cancelled": "canceled", "timeout": "failed", "error": "failed"}
-_GIVEN_UP: Final = "workers died while they ran this job"
-_MOST_DEATHS: Final = 3
+_GIVEN_UP: Final = "workers lost their lease while they ran this job"
+_MOST_LOST: Final = 3
 
 
 @dataclass(slots=True)
@@ -38,7 +35,7 @@ class Findings:
     different: list[str] = field(default_factory=list)
     """Jobs whose tokens, end or readers disagree with what ``generate`` says."""
     left: list[str] = field(default_factory=list)
-    """What stands in RQ's books or in our keys and should not."""
+    """What stands in RQ's keys or in ours and should not."""
 
     @property
     def all(self) -> list[str]:
@@ -46,14 +43,14 @@ class Findings:
 
 
 class Audit:
-    """Looks at one job after the other, then at the books."""
+    """Looks at one job after the other, then at RQ's records."""
 
     def __init__(self, connection: redis.Redis, answers: dict[GenerationRequest, list[int]]) -> None:
         self._connection, self._answers = connection, answers
         self._statuses: dict[str, set[str]] = {"finished": set(), "failed": set(), "canceled": set()}
         self.findings = Findings()
         self.given_up = 0
-        """Jobs that were failed because three workers died over them, as is the rule."""
+        """Jobs that were failed because the leases of three workers expired over them, as is the rule."""
 
     def check_jobs(self, planned: list[PlannedJob]) -> None:
         """Every acknowledged job ended once, with the right tokens, and RQ says the same."""
@@ -130,7 +127,7 @@ class Audit:
         allowed = {*_SUCCESS, "timeout"} if job.request else {"error"}
         if job.cancel_at is not None:
             allowed.add("cancelled")
-        if end.reason == "error" and _GIVEN_UP in (end.error or "") and self._deaths(job.job_id) >= _MOST_DEATHS:
+        if end.reason == "error" and _GIVEN_UP in (end.error or "") and self._expired_leases(job.job_id) >= _MOST_LOST:
             self.given_up += 1
             allowed.add("error")
         if end.reason not in allowed:
@@ -138,8 +135,8 @@ class Audit:
         elif not right:
             self.findings.different.append(f"{job.job_id}: {len(tokens)} tokens are not those of generate")
 
-    def _deaths(self, job_id: str) -> int:
-        return int(self._connection.get(keys.deaths(job_id)) or 0)
+    def _expired_leases(self, job_id: str) -> int:
+        return int(self._connection.get(keys.expired_leases(job_id)) or 0)
 
     def _check_record(self, job_id: str, end: Event) -> None:
         assert isinstance(end, EndEvent)
@@ -169,7 +166,7 @@ def is_gone(connection: redis.Redis, job_id: str) -> bool:
 
 
 def unfinished(connection: redis.Redis, planned: list[PlannedJob]) -> list[str]:
-    """Ids of jobs that RQ's books do not show as ended."""
+    """Ids of jobs that RQ does not show as ended."""
     with connection.pipeline(transaction=False) as pipeline:
         for job in planned:
             pipeline.hget(Job.key_for(job.job_id), "status")

@@ -1,21 +1,20 @@
-"""The model that chaos runs serve: small enough to start in a second, deep enough that a job lasts one.
-
-It must not know who serves it.
-"""
+"""The model that chaos runs serve: small enough to start in a second, deep enough that a job lasts one."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 
 import torch
-from small_models import threads
+from support.small_models import threads
 
-from minilab_gen.checkpoint import write_checkpoint
 from minilab_gen.generate import generate
-from minilab_gen.model import MiniLabModel, ModelConfig, load
+from minilab_gen.models.checkpoint import load, write_checkpoint
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.request import GenerationRequest
-from minilab_gen.tokenizer import get_tokenizer
+from minilab_gen.text.tokenizer import get_tokenizer
 
 CONTEXT = 128
 VOCABULARY = 2048
@@ -32,9 +31,9 @@ _CONFIG = ModelConfig(
 )
 
 
-def write_slow_checkpoint(folder: Path) -> Path:
-    """A checkpoint folder with random weights, wide enough that its answers vary."""
-    model = MiniLabModel(_CONFIG)
+def write_slow_checkpoint(folder: Path, n_layer: int = _CONFIG.n_layer) -> Path:
+    """A checkpoint folder with random weights, wide enough that its answers vary; the slower the more layers."""
+    model = MiniLabModel(replace(_CONFIG, n_layer=n_layer))
     generator = torch.Generator().manual_seed(7)
     with torch.no_grad():
         for weight in model.parameters():

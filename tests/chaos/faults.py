@@ -1,4 +1,4 @@
-"""What goes wrong in a chaos run, at random moments. It must not know about jobs."""
+"""What goes wrong in a chaos run, at random moments."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Faults:
                 self.injected[kind] += 1
 
     def end(self) -> None:
-        """Let everybody wake whose time has come; returns when nobody sleeps any more."""
+        """Let every worker continue whose pause is over; returns when none is paused any more."""
         while self._wake_at:
             time.sleep(0.05)
             self._wake_those_due()

@@ -1,7 +1,4 @@
-"""Worker processes: started, killed, put to sleep, told to stop; all of them ended at the end, by their ids.
-
-It must not know what they are asked to do.
-"""
+"""Worker processes: started, killed, paused, told to stop; all of them ended at the end, by their ids."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """What clients do in a chaos run: they submit jobs of all kinds, some twice, some that can never run, and cancel some.
 
-It must not know what is done to workers and Redis meanwhile; a client whose connection breaks tries again.
+A client whose connection breaks tries again.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ class Clients:
         queue.enqueue_call(keys.TASK, args=(argument,), job_id=job.job_id, unique=True)
 
     def _cancel_once(self, job_id: str) -> None:
-        with contextlib.suppress(UnknownJobError):  # Redis came back without it; the one who submitted it will see
+        with contextlib.suppress(UnknownJobError):  # Redis came back without it; the client that submitted it will see
             endings.cancel(self._connection, job_id)
 
     def _persist(self, act: Callable[[], None]) -> None:

@@ -1,7 +1,4 @@
-"""A bad network between programs and Redis: it loses answers and closes connections when told to.
-
-It must not know what passes through it.
-"""
+"""A bad network between programs and Redis: it loses answers and closes connections when told to."""
 
 from __future__ import annotations
 

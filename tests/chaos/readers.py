@@ -1,6 +1,6 @@
 """Clients that tail: some from the beginning, some late, some that leave in the middle and come back where they were.
 
-It must not know what stands in the streams; that is compared at the end.
+What they read is compared at the end.
 """
 
 from __future__ import annotations
@@ -37,9 +37,13 @@ class Reader:
     def has_ended(self) -> bool:
         return bool(self.events) and isinstance(self.events[-1], EndEvent)
 
-    def close(self) -> None:
-        """Stop reading at the next event, or after the read that waits for one."""
+    def stop(self) -> None:
+        """Read no further than the next event, or the read that waits for one."""
         self._stopped.set()
+
+    def close(self) -> None:
+        """Stop, and wait until it has."""
+        self.stop()
         self._thread.join()
 
     def _read(self) -> None:

@@ -1,4 +1,4 @@
-"""What a chaos run came to, as a table. It must not know how it came about."""
+"""What a chaos run came to, as a table."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""One chaos run: a Redis, workers, clients and readers, faults for some seconds, then quiet, then the audit.
-
-It must not know how faults or checks are made.
-"""
+"""One chaos run: a Redis, workers, clients and readers, faults for some seconds, then quiet, then the audit."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ _LOG_LOSS: Final = 4.0
 """Seconds of acknowledged writes that a killed Redis may lose: one between two fsyncs, and two more for which it puts
 off writing while the disk is busy."""
 
-_TAKEOVER_LINE: Final = "is gone, the job goes on"
+_TAKEOVER_LINE: Final = "has expired, the job is requeued"
 _ZOMBIE_LINE: Final = "another worker has taken the job over"
 
 
@@ -134,6 +131,8 @@ class Seed:
         finally:
             ended.set()
             self._arrivals.join()
+            for reader in self._readers:
+                reader.stop()
             for reader in self._readers:
                 reader.close()
 

@@ -1,7 +1,4 @@
-"""A Redis of a test's own, on a unix socket, with its data on disk, that can be killed and started again.
-
-It must not know what is stored in it.
-"""
+"""A Redis of a test's own, on a unix socket, with its data on disk, that can be killed and started again."""
 
 from __future__ import annotations
 
@@ -31,7 +28,11 @@ class Server:
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> Self:
-        self.start()
+        try:
+            self.start()
+        except BaseException:  # a test's limit, too: a test that gets no server cannot end it
+            self.kill()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -52,7 +53,7 @@ class Server:
                 time.sleep(0.01)
 
     def kill(self) -> None:
-        """SIGKILL: what it had not written yet is gone."""
+        """SIGKILL: what it had not written yet is lost."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()

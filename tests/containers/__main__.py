@@ -1,4 +1,4 @@
-"""``python -m containers``: build, run, break, check, take away. It must not know what is checked."""
+"""``python -m containers``: build, run, break, check, take away."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def main(compose: str | None) -> None:
 def _is_sound(kind: str) -> bool:
     """Whether all went well and nothing is left over. Raises what the course raises."""
     say = _teller()
-    # Few places and one thread: two workers, each with some of forty jobs, on whatever machine.
+    # Few slots and one thread: two workers, each with some of forty jobs, on whatever machine.
     project = Project(kind, MINILAB_MAX_BATCH="8", MINILAB_THREADS="1")
     with tempfile.TemporaryDirectory(prefix="minilab-containers-") as folder, project:
         model = Path(folder, "model")

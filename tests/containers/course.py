@@ -1,7 +1,4 @@
-"""What happens in the run, one step after the other; each tells in a line what it measured, or fails.
-
-It must not know how Docker or Redis are spoken to.
-"""
+"""What happens in the run, one step after the other; each tells in a line what it measured, or fails."""
 
 from __future__ import annotations
 
@@ -15,21 +12,21 @@ from typing import Final
 
 from chaos.checkpoint import references, write_slow_checkpoint
 from chaos.load import request_pool
-from waiting import wait_until
+from support.waiting import wait_until
 
 from containers.engine import Container, attempt, exit_codes, image_size
 from containers.jobs import LIMIT, Jobs
 from containers.project import ROOT, Project
-from minilab_gen.checkpoint import read_stop_ids
+from minilab_gen.models.checkpoint import read_stop_ids
 from minilab_gen.request import GenerationRequest, SamplingSettings
-from minilab_gen.tokenizer import BASE_CHECKPOINT, get_tokenizer
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer
 
 MOST_CLIENT_BYTES: Final = 150_000_000
 """What the client's image may add to its base."""
 
 _PAUSE: Final = 0.1  # seconds between two questions; one to Docker starts a program
 _TEXT: Final = "Phileas Fogg"
-_TAKEOVER_LINE: Final = "is gone, the job goes on"
+_TAKEOVER_LINE: Final = "has expired, the job is requeued"
 
 _OVERRIDE: Final = """
 services:
@@ -40,7 +37,7 @@ services:
     volumes:
       - {folder}:/model:ro
 """
-"""What a user with a model of his own lays over docker-compose.yml."""
+"""What a user with a model of their own lays over docker-compose.yml."""
 
 
 class Course:
@@ -70,7 +67,7 @@ class Course:
 
     def _build(self) -> None:
         began = time.monotonic()
-        self._project.run("build", "worker", "client")
+        self._project.run("up", "--no-start", "--build")  # which builds what `up -d --build` builds: the client, too
         self._say(f"{time.monotonic() - began:.0f} s to build")
         (base,) = re.findall(r"^FROM (\S+)", (ROOT / "client" / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
         images = {service: self._project.image(service) for service in ("client", "worker")}
@@ -82,7 +79,6 @@ class Course:
         assert "No module named 'torch'" in attempt([*python, "-c", "import torch"]).stderr
 
     def _start_workers_before_redis(self) -> None:
-        self._project.run("up", "--no-start")
         (worker,) = self._workers()
         worker.start()
         _wait(lambda: "for Redis at redis://redis:6379" in worker.said)
@@ -136,22 +132,22 @@ class Course:
         jobs = self._jobs
         jobs.submit(40)
         victim = self._workers()[0]
-        (dead,) = jobs.workers(victim.hostname)
-        _wait(lambda: len(jobs.in_the_middle(dead)) >= 3)
+        (killed_worker,) = jobs.workers(victim.hostname)
+        _wait(lambda: len(jobs.in_the_middle(killed_worker)) >= 3)
         victim.kill()
         killed = time.monotonic()
-        begun = jobs.in_the_middle(dead)
+        begun = jobs.in_the_middle(killed_worker)
         assert begun, "it must have been killed in the middle of a job"
         victim.start()
         at = _first_times(
-            serves=lambda: jobs.workers(victim.hostname) - {dead},
+            serves=lambda: jobs.workers(victim.hostname) - {killed_worker},
             goes_on=lambda: any(jobs.lengths(begun)[job_id] > tokens for job_id, tokens in begun.items()),
         )
         self._say(f"a worker was killed; started again it serves {at['serves'] - killed:.1f} s after that")
         self._say(f"the first of its {len(begun)} answers goes on {at['goes_on'] - killed:.1f} s after the kill")
-        jobs.submit(24, long=True)  # more than the other one has places
-        (heir,) = jobs.workers(victim.hostname) - {dead}
-        _wait(lambda: jobs.of_worker(heir))
+        jobs.submit(24, long=True)  # more than the other one has slots
+        (successor,) = jobs.workers(victim.hostname) - {killed_worker}
+        _wait(lambda: jobs.of_worker(successor))
         jobs.wait_for_ends()
         takeovers = sum(worker.said.count(_TAKEOVER_LINE) for worker in self._workers())
         self._say(f"{takeovers} jobs were taken over")

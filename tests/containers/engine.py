@@ -1,4 +1,4 @@
-"""The few commands of ``docker`` that the run needs. It must not know what is in a container."""
+"""The few commands of ``docker`` that the run needs."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Container:
         return attempt(["docker", "exec", self.id, *command])
 
     def kill(self) -> None:
-        """SIGKILL. Docker counts it as a stop, so the restart policy leaves it dead."""
+        """SIGKILL. Docker counts it as a stop, so the restart policy does not start it again."""
         run(["docker", "kill", self.id])
 
     def start(self) -> None:

@@ -1,6 +1,6 @@
 """The jobs of a run, each with a reader from its first moment on, and the check of all of them at the end.
 
-It must not know Docker. Requests, readers and the check are those of the chaos runs.
+Requests, readers and the check are those of the chaos runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from chaos.audit import Audit, Findings, unfinished
 from chaos.load import PlannedJob, request_pool
 from chaos.readers import Reader
 from rq.job import Job
-from waiting import wait_until
+from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
@@ -30,7 +30,7 @@ _LONG: Final = 60  # tokens that a job may have at least, where it is to be met 
 
 
 class Jobs:
-    """Jobs on the Redis of one project, and those who read them."""
+    """Jobs on the Redis of one project, and their readers."""
 
     def __init__(self, url: str, answers: dict[GenerationRequest, list[int]]) -> None:
         self._url, self._answers = url, answers
@@ -60,7 +60,7 @@ class Jobs:
     def submit(self, number: int, *, long: bool = False) -> list[str]:
         """Submit so many jobs of all kinds, or of long ones; their ids."""
         requests = self._long_requests if long else self._requests
-        job_ids = [f"job-{self.count + place}" for place in range(number)]
+        job_ids = [f"job-{self.count + index}" for index in range(number)]
         for job_id, request in zip(job_ids, requests, strict=False):
             enqueue(self._connection, request, Submission(job_id=job_id))
             self.watch(job_id, request)
@@ -94,12 +94,12 @@ class Jobs:
         return {lease.decode().removeprefix(keys.worker_lease("")) for lease in leases}
 
     def wait_for_ends(self) -> None:
-        """Wait until every job has ended in RQ's books and every reader has read its end."""
+        """Wait until every job has ended in RQ's records and every reader has read its end."""
         wait_until(lambda: not unfinished(self._connection, self._planned), LIMIT)
         wait_until(lambda: all(reader.has_ended for reader in self._readers), LIMIT)
 
     def check(self) -> Findings:
-        """What is wrong: every token of every stream, what readers read, and RQ's books."""
+        """What is wrong: every token of every stream, what readers read, and RQ's records."""
         audit = Audit(self._connection, self._answers)
         audit.check_jobs(self._planned)
         audit.check_readers(self._readers)

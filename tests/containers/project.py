@@ -1,7 +1,4 @@
-"""One Compose project with a name and a port of its own, so that it meets no other on the machine.
-
-It must not know what the services do.
-"""
+"""One Compose project with a name and a port of its own, so that it meets no other on the machine."""
 
 from __future__ import annotations
 
@@ -57,7 +54,7 @@ class Project:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.attempt("--profile", "client", "down", "--volumes", "--rmi", "local", "--timeout", "1")
+        self.attempt("down", "--volumes", "--rmi", "local", "--timeout", "1")
 
     def run(self, *arguments: str) -> str:
         """Run a command of Compose; what it printed on stdout. Raises CommandError."""

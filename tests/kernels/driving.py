@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minilab_gen.kernels.decoder import Decoder, WeightType
-from minilab_gen.model_config import ModelConfig, RopeScaling
+from minilab_gen.models.config import ModelConfig, RopeScaling
 
 Logits = dict[tuple[int, int], Tensor]
 """Of each sequence and position, (vocab,)."""

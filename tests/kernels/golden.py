@@ -22,14 +22,14 @@ import torch
 from torch import Tensor
 
 from kernels.driving import KINDS, sequences, tensors_of
-from minilab_gen.checkpoint import read_config
 from minilab_gen.kernels.build import FLAGS, SOURCE, Toolchain, build, toolchain
 from minilab_gen.kernels.decoder import TENSORS, WEIGHT_TYPES, shape_of
 from minilab_gen.kernels.library import backends, numerics
 from minilab_gen.kernels.loading import names_of
-from minilab_gen.model_config import ModelConfig
-from minilab_gen.tokenizer import BASE_CHECKPOINT
-from minilab_gen.weights import StoredWeights
+from minilab_gen.models.checkpoint_folder import read_config
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.weights import StoredWeights
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 
 FILE = Path(__file__).parent / "golden.json"
 MODELS = ("base", *KINDS)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from minilab_gen.kernels.decoder import WeightType
-from minilab_gen.model_config import ModelConfig
+from minilab_gen.models.config import ModelConfig
 
 Floats = NDArray[np.float32]
 LANES = 16
@@ -75,7 +75,8 @@ def norm(x: Floats, gain: Floats, eps: float) -> Floats:
     for block in wide.reshape(-1, LANES):
         sums = fma(block, block, sums)
     mean = lane_sum(sums) / np.float32(len(x)) + np.float32(eps)
-    return x * (np.float32(1) / np.sqrt(mean)) * gain
+    normed: Floats = x * (np.float32(1) / np.sqrt(mean)) * gain
+    return normed
 
 
 def turned(head: Floats, cosine: Floats, sine: Floats) -> Floats:
@@ -90,7 +91,8 @@ def attended(query: Floats, keys: Floats, values: Floats) -> Floats:
     sums = np.zeros(LANES, np.float32)
     for i in range(0, len(e), LANES):
         sums[: len(e[i : i + LANES])] += e[i : i + LANES]
-    return product(e[None], np.ascontiguousarray(values.T))[0] * (np.float32(1) / lane_sum(sums))
+    mixed: Floats = product(e[None], np.ascontiguousarray(values.T))[0] * (np.float32(1) / lane_sum(sums))
+    return mixed
 
 
 class Weight:

@@ -25,7 +25,7 @@ from kernels.driving import (
 )
 from minilab_gen.kernels.decoder import WEIGHT_TYPES, WeightType, shape_of
 from minilab_gen.kernels.library import check, library
-from minilab_gen.model_config import ModelConfig
+from minilab_gen.models.config import ModelConfig
 
 CHUNKS = [[20], [7, 13], [1, 2, 3, 4, 5], [16], [13, 1]]
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import family_checkpoints
 import pytest
 import torch
+from support import family_checkpoints
 
 from minilab_gen.kernels.decoder import Decoder, TokenSampler
 from minilab_gen.kernels.loading import load_decoder
-from minilab_gen.model import load
-from minilab_gen.model_config import ModelConfig
+from minilab_gen.models.checkpoint import load
+from minilab_gen.models.config import ModelConfig
 from minilab_gen.request import SamplingSettings
-from minilab_gen.tokenizer import BASE_CHECKPOINT
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 
 CLOSE = 1e-4
 

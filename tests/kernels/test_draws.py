@@ -94,14 +94,14 @@ def test_a_step_draws_what_its_logits_give_whoever_stands_beside(each_backend: s
     config = KINDS["odd"]
     prompts = sequences(config, [12] * 6)
     rows = [(ids[at], slot, at) for slot, ids in enumerate(prompts) for at in range(12)]
+    ids, slots, positions = zip(*rows, strict=True)
     outputs = [slot * 12 + 11 for slot in range(6)]
     settings = [*SETTINGS[:5], SETTINGS[-1]]
     out = torch.empty(6, config.vocab_size)
 
     for threads in (1, 3):
         samplers = [TokenSampler(s) for s in settings]
-        tokens = decoder_of(config, threads=threads).run(
-            *zip(*rows, strict=True), outputs, samplers=samplers, logits=out.data_ptr()
-        )
+        decoder = decoder_of(config, threads=threads)
+        tokens = decoder.run(ids, slots, positions, outputs, samplers=samplers, logits=out.data_ptr())
         assert tokens == [choose(row[None], [TokenSampler(s)])[0] for row, s in zip(out, settings, strict=True)]
         assert tokens == [Sampler(s, config.vocab_size).choose(row) for row, s in zip(out, settings, strict=True)]

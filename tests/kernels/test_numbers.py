@@ -16,7 +16,7 @@ from kernels import reference
 from kernels.driving import KINDS, chunked, decoder_of, differences, same_bits, sequences, tensors_of
 from minilab_gen.kernels.decoder import Decoder, WeightType, shape_of
 from minilab_gen.kernels.library import KernelError, check, library
-from minilab_gen.model_config import ModelConfig
+from minilab_gen.models.config import ModelConfig
 
 LONGEST = 67
 NANS = {"quiet": 0x7FC00000, "negative": 0xFFC00000, "payload": 0x7F800001, "negative payload": 0xFFFFFFFF}

@@ -1,1 +1,1 @@
-"""The worker: the only place where engine and protocol meet."""
+"""The worker: the only package where engine and protocol meet."""

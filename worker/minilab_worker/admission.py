@@ -1,47 +1,54 @@
-"""What becomes of a claimed job: a sequence to compute, or an end at once. It must not know Redis or the engine."""
+"""What becomes of a claimed job: a sequence to compute, or an end at once."""
 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
+from typing import Final
 
 from minilab_gen.errors import RequestError
-from minilab_gen.protocol.endings import has_expired
-from minilab_gen.protocol.jobs import request_of
 from minilab_gen.request import ModelLimits
-from minilab_gen.tokenizer import Tokenizer
-from minilab_worker.claims import EQUAL_PATIENCE, Claim
-from minilab_worker.ledger import check_extras
-from minilab_worker.run import Run
-
-MOST_DEATHS = 3
-"""Workers that may die over one job before it counts as their cause and is failed."""
+from minilab_gen.text.tokenizer import Tokenizer
+from minilab_worker.job_run import JobRun
+from minilab_worker.job_store import FINGERPRINT_WAIT, Claim
 
 _log = logging.getLogger(__name__)
 
+MOST_EXPIRED_LEASES: Final = 3
+"""Workers whose leases may expire over one job before it counts as their cause and is failed."""
 
-def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> Run:
+
+def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> JobRun:
     """The run of a claimed job; it has ended already if the job cannot or need not run."""
+    refusal = _refusal(claim, limits)
     try:
-        check_extras(claim.job)
-        request = request_of(claim.job)
-        request.check_fits(limits)
-    except RequestError as error:
-        run = Run(claim, None, tokenizer)
-        run.end_at_once("error", error=str(error))
-        return run
+        run = JobRun(replace(claim, request=None) if refusal else claim, tokenizer)
     except Exception as error:  # noqa: BLE001 - a job that we fail to understand must not end the worker
-        _log.exception("%s: the job cannot be read", claim.job.id, extra={"job_id": claim.job.id})
-        run = Run(claim, None, tokenizer)
-        run.end_at_once("error", error=f"the job cannot be read: {type(error).__name__}")
+        _log.exception("%s: the job cannot be read", claim.job.job_id, extra={"job_id": claim.job.job_id})
+        refusal = f"the job cannot be read: {type(error).__name__}"
+        run = JobRun(replace(claim, request=None), tokenizer)
+    if run.end is not None:
         return run
-    run = Run(claim, request, tokenizer)
-    if claim.deaths >= MOST_DEATHS:
-        run.end_at_once("error", error=f"{claim.deaths} workers died while they ran this job")
-    elif claim.cancelled:
-        run.end_at_once("cancelled")
+    if refusal is not None:
+        run.close("error", error=refusal)
+    elif claim.expired_leases >= MOST_EXPIRED_LEASES:
+        run.close("error", error=f"{claim.expired_leases} workers lost their lease while they ran this job")
+    elif claim.is_cancelled:
+        run.close("cancelled")
     elif claim.begun_by is not None:
-        why = f"no worker of the model {claim.begun_by}, which began it, came within {EQUAL_PATIENCE:.0f} s"
-        run.end_at_once("error", error=why)
-    elif not claim.stream and has_expired(claim.job):
-        run.end_at_once("timeout", phase="waiting")
+        why = f"no worker of the model {claim.begun_by}, which began it, came within {FINGERPRINT_WAIT:.0f} s"
+        run.close("error", error=why)
+    elif not claim.stream and claim.has_expired:
+        run.close("timeout", phase="waiting")
     return run
+
+
+def _refusal(claim: Claim, limits: ModelLimits) -> str | None:
+    """Why a job holds no request that this model can run."""
+    if claim.request is None:
+        return claim.refusal or "the job holds no request"
+    try:
+        claim.request.check_fits(limits)
+    except RequestError as error:
+        return str(error)
+    return None

@@ -1,4 +1,4 @@
-"""``minilab-worker``: serve a checkpoint. It must not know how serving works, only what it is told to serve."""
+"""``minilab-worker``: the command line that serves a checkpoint."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
@@ -16,14 +17,18 @@ import redis
 
 from minilab_gen.errors import CheckpointError, MiniLabError, RedisUnavailableError, RequestError
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.cards import digest
 from minilab_gen.protocol.connection import connect
-from minilab_gen.tokenizer import BASE_CHECKPOINT
-from minilab_worker import logs
-from minilab_worker.health import health, lease_file_option, write_name
-from minilab_worker.logs import LogFormat
-from minilab_worker.namesakes import check_namesakes, default_name
-from minilab_worker.patience import REDIS_PATIENCE
+from minilab_gen.protocol.refusals import refusal
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT
+from minilab_worker.demo import demo
+from minilab_worker.extra import check_extra
+from minilab_worker.model_names import check_announced_model, check_tokenizer, check_waiting, default_name
+from minilab_worker.outage import REDIS_LIMIT, wait_for_writes
 from minilab_worker.redis_command import redis_group
+from minilab_worker.telemetry import logs
+from minilab_worker.telemetry.health import health, lease_file_option, write_name
+from minilab_worker.telemetry.logs import LogFormat
 
 if TYPE_CHECKING:
     from minilab_worker.worker import Worker
@@ -38,40 +43,69 @@ _SPIN_COUNT = "20000"
 step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs a system call for each operation."""
 
 
-@click.group(invoke_without_command=True, context_settings={"show_default": True, "auto_envvar_prefix": "MINILAB"})
+_CONTEXT = {
+    "help_option_names": ["-h", "--help"],
+    "show_default": True,
+    "auto_envvar_prefix": "MINILAB",
+}
+
+
+@click.group(invoke_without_command=True, context_settings=_CONTEXT)
 @click.option(
     "--model",
     type=click.Path(path_type=Path),
     default=BASE_CHECKPOINT,
     envvar="MINILAB_CHECKPOINT",  # MINILAB_MODEL is the name that clients ask for
-    help="Checkpoint folder.",
+    help="Checkpoint folder to serve.",
 )
-@click.option("--name", help="Name under which the model is announced.  [default: that of its folder]")
-@click.option("--max-batch", type=click.IntRange(1, 1024), default=64, help="Jobs that run at a time.")
+@click.option("--name", help="Name of the model for clients.  [default: the folder's name]")
+@click.option(
+    "--max-batch", type=click.IntRange(1, 1024), default=64, help="Maximum number of jobs that run at a time (slots)."
+)
 @click.option(
     "--kv-tokens",
     type=click.IntRange(1),
-    help="Tokens whose keys and values are held at a time, of all jobs together.  [default: what half of memory holds]",
+    help="Maximum number of tokens in the KV cache, of all jobs.  [default: what half of the free memory holds]",
 )
 @click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="What weights are held in."
+    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="Data type of the weights."
 )
-@click.option("--queue", "queues", multiple=True, help="Queues to serve, first ones first.  [default: the model's own]")
-@click.option("--redis-url", help="Redis to serve from.  [default: a private server of this user]")
-@click.option("--burst", is_flag=True, help="Leave when the queues are empty.")
-@click.option("--threads", type=click.IntRange(1, 1024), help="Threads to compute with.  [default: one a core]")
-@click.option("--lease", type=click.IntRange(3, 3600), default=15, help="Seconds of silence that mean death.")
-@click.option("--grace", type=click.FloatRange(0, 86400), default=25.0, help="Seconds to finish jobs after SIGTERM.")
 @click.option(
-    "--metrics-port", type=click.IntRange(0, 65535), help="Serve Prometheus metrics here; 0 takes a free port."
+    "--queue",
+    "queues",
+    multiple=True,
+    help="Queue to serve; may be repeated, in order of priority.  [default: the model's own]",
 )
-@click.option("--metrics-host", default="127.0.0.1", help="Address of this machine on which to serve them.")
+@click.option("--redis-url", help="URL of the Redis server.  [default: a private server of this user]")
+@click.option("--burst", is_flag=True, help="Exit when the queues are empty.")
+@click.option(
+    "--threads", type=click.IntRange(1, 1024), help="Number of compute threads.  [default: found by a trial at start]"
+)
+@click.option(
+    "--lease", type=click.IntRange(3, 3600), default=15, help="Seconds without renewal after which the lease expires."
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(0, 86400),
+    default=25.0,
+    help="Seconds in which running jobs may finish after SIGTERM.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(0, 65535),
+    help="Port for Prometheus metrics; 0 picks a free one.  [default: no metrics]",
+)
+@click.option("--metrics-host", default="127.0.0.1", help="Address to serve metrics on.")
 @lease_file_option()
-@click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="text", help="How log lines look.")
-@click.option("--log-text", is_flag=True, help="Write the text of each answer into the log.")
-@click.option("--verbose", "-v", is_flag=True, help="Say on stderr what becomes of each job.")
-@click.option("--quiet", "-q", is_flag=True, help="Say only what goes wrong.")
-@click.version_option(package_name="minilab-gen")
+@click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="text", help="Format of log lines.")
+@click.option("--log-text", is_flag=True, help="Log the text of each answer.")
+@click.option("--verbose", "-v", is_flag=True, help="Log each job.")
+@click.option("--quiet", "-q", is_flag=True, help="Log warnings and errors only.")
+@click.version_option(
+    package_name="minilab-gen",
+    allow_from_autoenv=False,  # MINILAB_VERSION may mean something else
+    help="Show the version and exit.",
+)
 @click.pass_context
 def program(
     context: click.Context,
@@ -97,6 +131,8 @@ def program(
     """Serve a model: run jobs from its queues, many at a time, until SIGTERM or Ctrl-C.
 
     Example: minilab-worker --max-batch 32
+
+    Exit codes: 0 done, 1 failed, 2 bad usage or a folder that cannot be served, 4 no Redis.
     """
     if context.invoked_subcommand is not None:
         return
@@ -105,38 +141,57 @@ def program(
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is loaded, which is next
     name = keys.check_model_name(name or default_name(model))
-    write_name(lease_file, "")  # whoever asks shall not be told of a predecessor, whose lease may outlive it
+    write_name(lease_file, "")  # a health check must not find a predecessor, whose lease may outlive it
     with ExitStack() as stack:
         server = None
         if metrics_port is not None:
-            from minilab_worker.metrics_server import MetricsServer  # prometheus-client, which few ask for
+            from minilab_worker.telemetry.metrics_server import MetricsServer  # prometheus-client, which few ask for
 
             server = stack.enter_context(closing(MetricsServer(metrics_host, metrics_port)))
+        served_queues = queues or tuple(keys.queue_names(name))
+        _check_before_loading(model, name, served_queues, redis_url)
+        _log.info("%s: loading it and checking that it is exact here, which takes seconds on a quiet machine", model)
         # torch, which `minilab-worker redis` can do without
         from minilab_worker.serving import compute_beside_the_main_thread, load_served_model
         from minilab_worker.worker import Worker, WorkerSettings
 
-        served_queues = queues or tuple(keys.queue_names(name))
-        threads = compute_beside_the_main_thread(threads)
-        settings = WorkerSettings(served_queues, max_batch, redis_url, burst, threads, lease, grace, log_text)
-        _log.info("%s: loading it and checking that it is exact here, which takes seconds on a quiet machine", model)
-        served = load_served_model(model, name, max_batch, threads, dtype=dtype, kv_tokens=kv_tokens)
+        most = compute_beside_the_main_thread()
+        served = load_served_model(model, name, max_batch, threads, most_threads=most, dtype=dtype, kv_tokens=kv_tokens)
+        settings = WorkerSettings(served_queues, max_batch, redis_url, burst, served.threads, lease, grace, log_text)
         _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.verdict, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
-        with closing(connect(redis_url, wait=REDIS_PATIENCE)) as connection:
-            check_namesakes(connection, served.card)
+        with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
+            check_announced_model(connection, served.card)
         worker = Worker(settings, served)
         write_name(lease_file, worker.name)
         if server is not None:
-            from minilab_worker.metrics import WorkerMetrics
+            from minilab_worker.telemetry.metrics import WorkerMetrics
 
             server.show(stack.enter_context(closing(WorkerMetrics(worker, settings, served.card))))
             _log.info("metrics at %s", server.url)
         _serve(worker)
 
 
+def _check_before_loading(model: Path, name: str, queues: Sequence[str], redis_url: str | None) -> None:
+    """Say at once what is wrong with the folder or with Redis, since to load and check a model takes long."""
+    check_extra()
+    from minilab_gen.models.checkpoint_folder import (
+        check_folder,  # safetensors, which `minilab-worker redis` can do without
+    )
+
+    tokenizer = check_folder(model)
+    with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
+        wait_for_writes(connection)
+        check_tokenizer(connection, name, digest(tokenizer.to_json()))
+        check_waiting(connection, queues, tokenizer)
+
+
+program.add_command(demo)
 program.add_command(redis_group)
 program.add_command(health)
+for _parameter in program.params:
+    if isinstance(_parameter, click.Option):
+        _parameter.show_envvar = True  # click has no such setting for all of a command
 
 
 def _serve(worker: Worker) -> None:
@@ -153,8 +208,13 @@ def main() -> None:
     """Run the program; each kind of error has its exit code."""
     try:
         sys.exit(program(prog_name="minilab-worker", standalone_mode=False))  # what a command gave to `ctx.exit`
-    except click.ClickException as error:
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        hint = f"; see {context.command_path} --help" if context is not None else ""
+        logs.say_error(f"{error.format_message().rstrip('.')}{hint}")
         sys.exit(error.exit_code)
     except click.Abort:
         sys.exit(130)
@@ -163,10 +223,14 @@ def main() -> None:
         known = {RedisUnavailableError: _NO_REDIS, RequestError: _BAD_USAGE, CheckpointError: _BAD_USAGE}
         sys.exit(known.get(type(error), _FAILED))
     except redis.RedisError as error:
-        logs.say_error(f"Redis failed: {error}")
+        lost = isinstance(error, redis.ConnectionError | redis.TimeoutError)
+        logs.say_error(f"Redis was lost: {error}" if lost else "; ".join(filter(None, refusal(error))))
         sys.exit(_NO_REDIS)
     except ModuleNotFoundError as error:
-        logs.say_error(f"a worker needs more than a client, and {error.name} is missing: pip install '.[worker]'")
+        logs.say_error(
+            f"a worker needs more than a client, and {error.name} is missing; in a clone of the repository: "
+            "pip install -c constraints.txt '.[worker]' (README.md, Start, says how without CUDA)"
+        )
         sys.exit(_FAILED)
     except Exception:  # noqa: BLE001 - it ends the program all the same, with a line of the log as everything else
         _log.critical("the worker failed", exc_info=True)

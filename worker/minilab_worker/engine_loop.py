@@ -1,64 +1,86 @@
-"""The loop that computes: takes runs in, steps the engine, publishes. It must not know about RQ.
+"""The loop that computes: takes jobs in, steps the engine, publishes.
 
-It runs in a thread of its own, so that RQ's bookkeeping does not stand between two tokens.
+It runs in a thread of its own, so that bookkeeping does not stand between two tokens. Other threads speak to it by
+commands in one queue.
 """
 
 from __future__ import annotations
 
 import logging
+import queue
 import threading
 import time
-from typing import Protocol
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import redis
 import torch
 
 from minilab_gen.engine import Chosen, Engine, Outcome
-from minilab_gen.errors import RedisUnavailableError
-from minilab_worker.patience import Patience
-from minilab_worker.publisher import Publisher
-from minilab_worker.run import Run
-from minilab_worker.tally import Tally
+from minilab_gen.errors import RedisUnavailableError, RequestError, StreamError
+from minilab_worker.job_run import JobRun, JobState, JobTable
+from minilab_worker.job_store import JobStore
+from minilab_worker.outage import RedisOutage
+from minilab_worker.publisher import StreamWriter
+from minilab_worker.telemetry.counters import Counters
 
 _log = logging.getLogger(__name__)
 
 
-class LoopObserver(Protocol):
-    """Who is told what becomes of runs. Called in the loop's thread."""
+@dataclass(frozen=True, slots=True)
+class Add:
+    """Let a job in at the next step; one that has ended already is only published."""
 
-    def on_ended(self, runs: list[Run]) -> None:
-        """Their ends are published."""
-        ...
+    run: JobRun
 
-    def on_lost(self, runs: list[Run]) -> None:
-        """They are other workers' now."""
-        ...
 
-    def on_given_back(self, runs: list[Run]) -> None:
-        """They have not ended and are to be continued elsewhere."""
-        ...
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Cancel a job at the next step; an unknown id is ignored."""
 
-    def still_ours(self, runs: list[Run]) -> list[Run]:
-        """Those that no other worker has taken over. Raises redis.RedisError."""
-        ...
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Recheck:
+    """Ask at the next step which jobs are still this worker's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drain:
+    """End the loop when every job has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """End it now: publish what is chosen, return the rest. In a hurry an unavailable Redis is not waited for."""
+
+    hurry: bool = False
+
+
+Command = Add | Cancel | Recheck | Drain | Return
 
 
 class EngineLoop:
-    """Owns the engine and the publisher."""
+    """Owns the engine and the streams that it writes."""
 
     def __init__(
-        self, engine: Engine, publisher: Publisher, observer: LoopObserver, tally: Tally, threads: int | None
+        self,
+        engine: Engine,
+        streams: StreamWriter,
+        store: JobStore,
+        jobs: JobTable,
+        counters: Counters,
+        threads: int | None,
     ) -> None:
-        """``engine`` tells the clock of ``tally`` its phases."""
-        self._engine, self._publisher, self._observer = engine, publisher, observer
-        self._tally, self._threads = tally, threads
-        self.patience = Patience("tokens")
-        self._wake = threading.Condition()
-        self._arrived: list[Run] = []
-        self._stopped: list[str] = []
-        self._closing = self._giving_back = self._hurrying = self._in_doubt = False
-        self._runs: dict[str, Run] = {}
-        self._flagged: list[Run] = []
+        """``engine`` tells the clock of ``counters`` its phases."""
+        self._engine, self._streams, self._store, self._jobs = engine, streams, store, jobs
+        self._counters, self._threads = counters, threads
+        self.outage = RedisOutage("tokens")
+        self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
+        self._arrived: list[JobRun] = []
+        self._serving: dict[str, JobRun] = {}  # by job id, which is what the engine calls a sequence
+        self._must_recheck = self._is_draining = self._is_returning = self._is_hurried = False
         self.failure: BaseException | None = None
         """What ended the loop, if it was not asked to end."""
         self._thread = threading.Thread(target=self._main, name="engine", daemon=True)
@@ -70,36 +92,9 @@ class EngineLoop:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def add(self, run: Run) -> None:
-        """Let a run in at the next step; one that has ended already is only published."""
-        with self._wake:
-            self._arrived.append(run)
-            self._wake.notify()
-
-    def stop_job(self, job_id: str) -> None:
-        """Cancel a job at the next step; an unknown id is no matter."""
-        with self._wake:
-            self._stopped.append(job_id)
-            self._wake.notify()
-
-    def doubt(self) -> None:
-        """Ask at the next step which runs are still ours."""
-        with self._wake:
-            self._in_doubt = True
-            self._wake.notify()
-
-    def close(self) -> None:
-        """End the loop when every run has ended."""
-        with self._wake:
-            self._closing = True
-            self._wake.notify()
-
-    def give_back(self, *, hurry: bool = False) -> None:
-        """End it now: publish what is chosen, give the rest back. In a hurry an absent Redis is not waited for."""
-        with self._wake:
-            self._giving_back = True
-            self._hurrying = self._hurrying or hurry
-            self._wake.notify()
+    def tell(self, command: Command) -> None:
+        """Put a command into the queue of the loop."""
+        self._commands.put(command)
 
     def wait(self, timeout: float) -> None:
         """Wait for the loop's end, for so many seconds."""
@@ -107,13 +102,13 @@ class EngineLoop:
 
     @property
     def _has_work(self) -> bool:
-        return bool(self._arrived or self._stopped or self._runs or self._engine.has_work)
+        return bool(self._arrived or self._serving or self._engine.has_work)
 
     def _main(self) -> None:
         if self._threads:
             torch.set_num_threads(self._threads)
         try:
-            while self._take_in():
+            while self._obey_commands():
                 self._step()
         except RedisUnavailableError as error:  # serve() raises it in the main thread, which says so
             self.failure = error
@@ -121,141 +116,194 @@ class EngineLoop:
             self.failure = error
             _log.critical("the engine loop ended: %s: %s", type(error).__name__, error)
         finally:
-            self._publisher.disconnect()
+            self._streams.disconnect()
 
-    def _take_in(self) -> bool:
-        """Let arrivals into the engine, waiting for one when there is nothing to do; False at the end."""
-        with self._wake:
-            while not (self._has_work or self._closing):
-                self._engine.check_books()
-                self._in_doubt = False
-                self._wake.wait()
-            arrived, self._arrived = self._arrived, []
-            stopped, self._stopped = self._stopped, []
+    def _obey_commands(self) -> bool:
+        """Obey what is in the queue, and wait for a command when there is nothing to do; False at the end."""
+        self._read_commands()
+        while not (self._has_work or self._is_draining):
+            self._engine.check_idle()
+            self._must_recheck = False
+            self._obey(self._commands.get())
+            self._read_commands()
+        if self._is_returning:
+            self._return_jobs()
+        arrived, self._arrived = self._arrived, []
         for run in arrived:
             self._admit(run)
-        for job_id in stopped:
-            self._engine.end(job_id, "cancelled")
-        if self._giving_back:
-            self._give_back()
-        return self._has_work or not self._closing
+        return self._has_work or not self._is_draining
 
-    def _admit(self, run: Run) -> None:
-        """Take a run in; if the engine still knows its job from before it was lost and claimed again, a step later."""
-        earlier = self._runs.get(run.job_id)
+    def _read_commands(self) -> None:
+        while not self._commands.empty():
+            self._obey(self._commands.get())
+
+    def _obey(self, command: Command) -> None:
+        match command:
+            case Add(run):
+                self._arrived.append(run)
+            case Cancel(job_id):
+                self._cancel(job_id)
+            case Recheck():
+                self._must_recheck = True
+            case Drain():
+                self._is_draining = True
+            case Return(hurry):
+                self._is_draining = self._is_returning = True
+                self._is_hurried = self._is_hurried or hurry
+
+    def _cancel(self, job_id: str) -> None:
+        self._engine.end(job_id, "cancelled")
+        for run in self._arrived:
+            if run.job_id == job_id and run.end is None:
+                run.close("cancelled")
+
+    def _admit(self, run: JobRun) -> None:
+        """Take a job in; if the engine still knows it from before it was lost and claimed again, a step later."""
+        earlier = self._serving.get(run.job_id)
         if earlier is not None:
             self._drop([earlier])
-        if run.end is None and run.sequence is not None:
-            if self._engine.end(run.job_id, "cancelled"):  # it leaves at the next step
-                self._arrived.insert(0, run)
-                return
+        if run.end is None and self._engine.end(run.job_id, "cancelled"):  # it ends at the next step
+            self._arrived.insert(0, run)
+            return
+        self._serving[run.job_id] = run
+        if run.end is None:
+            self._compute(run)
+
+    def _compute(self, run: JobRun) -> None:
+        """Give a job's sequence to the engine; one that the engine does not take fails alone."""
+        assert run.sequence is not None, "a job without a sequence has ended"
+        try:
             self._engine.add(run.sequence)
-        self._runs[run.job_id] = run
+        except Exception as error:  # noqa: BLE001 - whatever it was, it ends this job alone
+            self._fail(run, error)
+        else:
+            run.enter(JobState.RUNNING)
+
+    def _fail(self, run: JobRun, error: Exception) -> None:
+        """End one job for what went wrong with it; its neighbours go on."""
+        if not isinstance(error, RequestError):  # which says all, and may quote the request
+            _log.error("%s: the job failed", run.job_id, exc_info=error, extra={"job_id": run.job_id})
+        run.fail(error)
+        self._engine.end(run.job_id, "cancelled")  # an outcome that is not published
 
     def _step(self) -> None:
         """One step of the engine, while Redis takes in what the step before it chose."""
-        clock, computes = self._tally.clock, self._engine.has_work
+        clock, computes = self._counters.clock, self._engine.has_work
         clock.begin()
         outcomes = self._engine.step() if computes else []
         advanced = self._take(outcomes)
         clock.end_phase("text")
         try:
-            self._take_answers()
+            self._confirm()
             clock.end_phase("confirm")
-            self._publisher.send(self._runs.values(), self._running(), self._flagged)
+            self._streams.send(self._serving.values(), self._running())
         except redis.RedisError as error:
-            self._reach_redis_again(error)
-        self._tally.count_tokens(advanced)
+            self._bridge_outage(error)
+        self._counters.count_tokens(advanced)
         clock.end_phase("publish")
         if computes:
             clock.end()
-        for run in self._flagged:
-            if self._runs.get(run.job_id) is run:
-                self._engine.end(run.job_id, "cancelled")
-        self._flagged.clear()
 
-    def _take(self, outcomes: list[Outcome]) -> list[Run]:
-        """Give each run its event; returns those that got a token."""
+    def _take(self, outcomes: list[Outcome]) -> list[JobRun]:
+        """Give each job its event; returns those that got a token."""
         advanced = []
         for outcome in outcomes:
-            run = self._runs.get(outcome.sequence.name)
+            run = self._serving.get(outcome.sequence.name)
             if run is not None and run.sequence is outcome.sequence and run.end is None:  # else it was dropped
-                run.take(outcome)
+                try:
+                    run.take(outcome)
+                except Exception as error:  # noqa: BLE001 - whatever it was, it ends this job alone
+                    self._fail(run, error)
+                    continue
                 if isinstance(outcome, Chosen):
                     advanced.append(run)
         return advanced
 
-    def _take_answers(self) -> None:
+    def _confirm(self) -> None:
         """What came of the events sent last; nothing is sent after a refused one before it is understood."""
-        self._publisher.collect()
-        refused = [run for run in self._publisher.take_refused() if self._runs.get(run.job_id) is run]
-        if refused or self._in_doubt:
-            self._in_doubt = False
-            self._drop_what_is_not_ours()
-            for run in refused:
-                self._compare(run)
-        self._let_ended_go()
+        for run in self._streams.collect():
+            if self._serves(run):
+                self._engine.end(run.job_id, "cancelled")
+        refused = [run for run in self._streams.take_refused() if self._serves(run)]
+        if refused or self._must_recheck:
+            self._must_recheck = False
+            self._drop_what_is_not_owned()
+            self._compare([run for run in refused if self._serves(run)])
+        self._release_published()
 
-    def _compare(self, run: Run) -> None:
-        """Find out why Redis refused a run's entry."""
-        if self._runs.get(run.job_id) is run:
-            self._publisher.compare(run)
+    def _serves(self, run: JobRun) -> bool:
+        return self._serving.get(run.job_id) is run
+
+    def _compare(self, runs: Sequence[JobRun]) -> None:
+        """Look at what streams really hold and go on from there.
+
+        A stream that has a hole, since Redis came back without its beginning, or alien entries is written anew.
+        """
+        for run in runs:
+            try:
+                stream = self._streams.read_stream(run)
+            except StreamError:
+                self._streams.delete_stream(run)
+                stream = []
+            run.adopt_stream(stream)
             if run.end is not None:
-                self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
+                self._engine.end(run.job_id, "cancelled")  # an outcome that is not published
 
-    def _drop_what_is_not_ours(self) -> None:
-        """Stop work on jobs that another worker goes on with: this one stood still for longer than its lease."""
-        runs = list(self._runs.values())
-        kept = {run.job_id for run in self._observer.still_ours(runs)}
-        self._drop([run for run in runs if run.job_id not in kept])
+    def _drop_what_is_not_owned(self) -> None:
+        """Stop work on jobs that another worker continues: this one stood still for longer than its lease."""
+        runs = list(self._serving.values())
+        owned = self._store.owned([run.job for run in runs])
+        self._drop([run for run in runs if run.job.execution_id not in owned])
 
-    def _drop(self, runs: list[Run]) -> None:
+    def _drop(self, runs: list[JobRun]) -> None:
         for run in runs:
             extra = {"job_id": run.job_id}
             _log.warning("%s: another worker has taken the job over, it is dropped here", run.job_id, extra=extra)
-            self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
-            del self._runs[run.job_id]
-        if runs:
-            self._tally.lost += len(runs)
-            self._observer.on_lost(runs)
+            self._forget(run)
+        self._jobs.move(runs, JobState.LOST)
 
-    def _give_back(self) -> None:
-        """Publish what is chosen, and let everything go that has not ended."""
+    def _return_jobs(self) -> None:
+        """Publish what is chosen, and return every job that has not ended."""
         try:
-            self._take_answers()
+            self._confirm()
         except redis.RedisError as error:
-            self._reach_redis_again(error)
-        unfinished = self._running()
-        with self._wake:
-            unfinished += self._arrived
-            self._arrived = []
-        for run in unfinished:
-            self._engine.end(run.job_id, "cancelled")  # an outcome that nobody publishes
-            self._runs.pop(run.job_id, None)
-        if unfinished:
-            self._tally.given_back += len(unfinished)
-            self._observer.on_given_back(unfinished)
+            self._bridge_outage(error)
+        runs = self._running() + [run for run in self._arrived if run.end is None]
+        self._arrived = [run for run in self._arrived if run.end is not None]
+        for run in runs:
+            self._forget(run)
+        self._jobs.move(runs, JobState.RETURNED)
 
-    def _running(self) -> list[Run]:
-        return [run for run in self._runs.values() if run.end is None]
+    def _forget(self, run: JobRun) -> None:
+        self._engine.end(run.job_id, "cancelled")  # an outcome that is not published
+        self._serving.pop(run.job_id, None)
 
-    def _let_ended_go(self) -> None:
-        ended = [run for run in self._runs.values() if run.is_published]
-        if ended:
-            for run in ended:
-                del self._runs[run.job_id]
-            self._tally.count_ends(ended)
-            self._observer.on_ended(ended)
+    def _running(self) -> list[JobRun]:
+        return [run for run in self._serving.values() if run.state is JobState.RUNNING]
 
-    def _reach_redis_again(self, error: redis.RedisError) -> None:
-        """Hold the tokens until Redis is back, then make every stream whole. Raises when it stays away too long."""
+    def _release_published(self) -> None:
+        published = [run for run in self._serving.values() if run.state is JobState.ENDED and run.is_confirmed]
+        for run in published:
+            del self._serving[run.job_id]
+        self._jobs.move(published, JobState.PUBLISHED)
+
+    def _bridge_outage(self, error: redis.RedisError) -> None:
+        """Hold the tokens until Redis is back, then complete every stream. Raises when that takes too long."""
         while True:
-            time.sleep(self.patience.failed(error, hurry=self._hurrying))
+            self._read_commands()
+            time.sleep(self.outage.pause_after(error, hurry=self._is_hurried))
             try:
-                self._drop_what_is_not_ours()
-                self._publisher.recover(self._runs.values())
+                self._complete_streams()
             except redis.RedisError as again:
                 error = again
             else:
-                self.patience.succeeded()
+                self.outage.is_over()
                 return
+
+    def _complete_streams(self) -> None:
+        self._streams.recover([])
+        self._drop_what_is_not_owned()
+        runs = list(self._serving.values())
+        self._compare(self._streams.recover(runs))
+        self._streams.send(runs, ())
+        self._streams.collect()

@@ -1,4 +1,4 @@
-"""How many tokens' keys and values fit into this machine's memory, where nobody says it. It must not know the model."""
+"""How many tokens' keys and values fit into this machine's memory, where no option says it."""
 
 from __future__ import annotations
 

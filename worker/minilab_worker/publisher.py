@@ -1,171 +1,209 @@
 """Puts a step's events into their streams in one round trip, sent before the next step and answered after it.
 
-It must not know about models or RQ. It speaks to Redis on a connection of its own and packs the commands itself: a
-step's 64 entries cost a tenth of a millisecond so, and more than one through a pipeline of redis-py, during which no
-token could be computed.
+It speaks to Redis on a connection of its own and packs its commands with hiredis. All entries of a step are one script,
+which costs one answer to read instead of one for each token.
 
-Nothing is lost with a connection. A run keeps its events, and :meth:`Publisher.recover` looks at what each stream
+Nothing is lost with a connection. A run keeps its transcript, and :meth:`Publisher.recover` looks at what each stream
 really holds and sends on from there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
-from typing import Any, Final
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, Protocol
 
+import hiredis
 import redis
 
 from minilab_gen.errors import StreamError
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.events import EndEvent, Event, decode_entry
-from minilab_gen.protocol.streams import END_SCRIPT, NOT_HELD, REFUSED_REPEAT, check_unbroken
-from minilab_worker.run import Run
-
-_OnAnswer = Callable[[Any], None]
+from minilab_gen.protocol.events import EndEvent, Event
+from minilab_gen.protocol.streams import APPEND_SCRIPT, NOT_HELD, REFUSED_REPEAT, decode_raw_entry, decode_stream
+from minilab_worker.job_run import JobRun
 
 _REFUSALS: Final = (REFUSED_REPEAT, NOT_HELD)
 
+_LAST_SCRIPT: Final = """
+local found = {}
+for i, stream in ipairs(KEYS) do
+  found[i] = {redis.pcall('XLEN', stream), redis.pcall('XREVRANGE', stream, '+', '-', 'COUNT', 1)}
+end
+return found
+"""
+"""The length and the last entry of each stream."""
+
+
+class StreamWriter(Protocol):
+    """The port to the token streams. All but the last may raise redis.RedisError; then ``recover`` must follow."""
+
+    def send(self, runs: Iterable[JobRun], watched: Sequence[JobRun]) -> None:
+        """Send what the runs have not sent yet, and ask for the cancel flags of ``watched``."""
+        ...
+
+    def collect(self) -> list[JobRun]:
+        """Note what is confirmed of what was sent; gives the runs whose cancel flag is set."""
+        ...
+
+    def take_refused(self) -> list[JobRun]:
+        """Runs some of whose entries were refused, since another worker writes the same stream."""
+        ...
+
+    def read_stream(self, run: JobRun) -> list[Event]:
+        """What a run's stream really holds. Raises StreamError for one with a hole or entries that are not ours."""
+        ...
+
+    def delete_stream(self, run: JobRun) -> None:
+        """Remove a run's stream, so that it can be written anew."""
+        ...
+
+    def recover(self, runs: Sequence[JobRun]) -> list[JobRun]:
+        """On a new connection, find what each stream lacks; gives the runs whose streams are not a part of theirs."""
+        ...
+
+    def disconnect(self) -> None:
+        """Drop the connection with whatever was under way."""
+        ...
+
 
 class Publisher:
-    """Writes the streams of all runs, and reads their cancel flags on the way."""
+    """The streams in Redis."""
 
     def __init__(self, connection: redis.Redis) -> None:
         self._pool = connection.connection_pool
         self._wire: Any = None  # a redis-py Connection
-        self._awaited: list[_OnAnswer] = []
-        self._sent: list[tuple[Run, int]] = []
-        self._refused: list[Run] = []
+        self._sent: list[JobRun] = []
+        """The run of each entry whose answer is awaited."""
+        self._watched: Sequence[JobRun] = ()
+        """Those whose cancel flags are asked for."""
+        self._refused: list[JobRun] = []
 
-    def send(self, runs: Iterable[Run], watched: Sequence[Run], flagged: list[Run]) -> None:
-        """Send what the runs have not sent yet, and ask for the cancel flags of ``watched``.
-
-        Those whose flag is set are put into ``flagged`` by collect. Raises redis.RedisError; then :meth:`recover` must
-        follow.
-        """
-        assert not self._awaited, "the answers to one step must be collected before the next is sent"
-        packed: list[bytes] = []
-        for run in runs:
-            if run.sent < len(run.events):
-                for event in run.events[run.sent :]:
-                    self._pack_event(packed, run, event)
-                run.sent = len(run.events)
-                self._sent.append((run, run.sent))
+    def send(self, runs: Iterable[JobRun], watched: Sequence[JobRun]) -> None:
+        """Send a step's entries and the question for cancel flags, without waiting for the answers."""
+        assert not self._is_awaiting, "the answers to one step must be collected before the next is sent"
+        packed = []
+        if entries := _Entries(runs):
+            packed.append(_packed(*entries.command()))
         if watched:
-            packed.append(_command("MGET", *(keys.cancel_flag(run.job_id) for run in watched)))
-            self._awaited.append(lambda answer: flagged.extend(_set_ones(watched, answer)))
+            packed.append(_packed("MGET", *[run.cancel_key for run in watched]))
         if packed:
-            self._connected().send_packed_command([b"".join(packed)])
+            self._connected().send_packed_command([b"".join(packed)])  # one call of the system
+        self._sent, self._watched = entries.runs, watched
 
-    def collect(self) -> None:
-        """Read the answers to what was sent and note what is confirmed. Raises what Redis answers, unless a refusal."""
-        awaited, self._awaited = self._awaited, []
-        for on_answer in awaited:
-            on_answer(self._answer())
-        for run, number in self._sent:
-            run.confirmed = number
-        self._sent = []
+    def collect(self) -> list[JobRun]:
+        """Read the answers to what was sent. A refusal is no error: see :meth:`take_refused`."""
+        sent, watched, self._sent, self._watched = self._sent, self._watched, [], ()
+        answers = self._answer() if sent else []
+        flags = self._answer() if watched else []
+        for run, answer in zip(sent, answers, strict=True):
+            if _is_accepted(run, answer):
+                run.confirmed += 1
+            else:
+                self._refused.append(run)
+        return [run for run, flag in zip(watched, flags, strict=True) if flag is not None]
 
-    def take_refused(self) -> list[Run]:
-        """Runs some of whose events were refused, since others write the same stream; :meth:`compare` must follow."""
+    def take_refused(self) -> list[JobRun]:
         refused, self._refused = list(dict.fromkeys(self._refused)), []
         return refused
 
-    def compare(self, run: Run) -> None:
-        """Look at what a run's stream really holds and make the run go on from there.
+    def read_stream(self, run: JobRun) -> list[Event]:
+        return decode_stream(self._ask("XRANGE", run.stream_key, "-", "+"))
 
-        A stream that has a hole, since Redis came back without its beginning, or alien entries is written anew.
-        """
-        key = keys.token_stream(run.job_id)
-        (entries,) = self._ask([_command("XRANGE", key, "-", "+")])
-        try:
-            stream = _events_of(entries)
-        except StreamError:
-            (deleted,) = self._ask([_command("DEL", key)])
-            _expect(deleted)
-            stream = []
-        run.agree_with(stream)
+    def delete_stream(self, run: JobRun) -> None:
+        self._ask("DEL", run.stream_key)
 
-    def recover(self, runs: Iterable[Run]) -> None:
-        """On a new connection: look at each run's stream and send what it lacks. Raises redis.RedisError."""
+    def recover(self, runs: Sequence[JobRun]) -> list[JobRun]:
+        """By the length and the last entry of each stream."""
         self.disconnect()
-        pending = list(runs)
-        asked: list[bytes] = []
-        for run in pending:
-            key = keys.token_stream(run.job_id)
-            asked += [_command("MULTI"), _command("XLEN", key), _command("XREVRANGE", key, "+", "-", "COUNT", "1")]
-            asked.append(_command("EXEC"))
-        answers = self._ask(asked)[3::4]
-        for run, answer in zip(pending, answers, strict=True):
-            _expect(answer)
-            if not _is_beginning_of(run.events, *answer):
-                self.compare(run)
+        if not runs:
+            return []
+        found = self._ask("EVAL", _LAST_SCRIPT, str(len(runs)), *[run.stream_key for run in runs])
+        others = []
+        for run, (length, last) in zip(runs, found, strict=True):
+            if _is_beginning_of(run.transcript.events, length, last):
+                run.sent = run.confirmed = length
             else:
-                run.confirmed = run.sent = answer[0]
-        self.send(pending, (), [])
-        self.collect()
+                others.append(run)
+        return others
 
     def disconnect(self) -> None:
-        """Drop the connection with whatever was under way."""
-        self._awaited, self._sent = [], []
+        self._sent, self._watched = [], ()
         if self._wire is not None:
             self._wire.disconnect()
             self._pool.release(self._wire)
             self._wire = None
+
+    @property
+    def _is_awaiting(self) -> bool:
+        return bool(self._sent or self._watched)
 
     def _connected(self) -> Any:
         if self._wire is None:
             self._wire = self._pool.get_connection()
         return self._wire
 
-    def _ask(self, commands: list[bytes]) -> list[Any]:
-        """The answers to commands, errors among them."""
-        assert not self._awaited, "the answers to one step must be collected before anything else is asked"
-        if not commands:
-            return []
-        self._connected().send_packed_command([b"".join(commands)])
-        return [self._answer() for _ in commands]
-
-    def _answer(self) -> Any:
+    def _ask(self, *words: str) -> Any:
+        """The answer to one command. Raises what Redis says against it, but for a stream key of another type."""
+        assert not self._is_awaiting, "the answers to one step must be collected before anything else is asked"
+        self._connected().send_packed_command([_packed(*words)])
         try:
-            return self._connected().read_response()
+            return self._answer()
         except redis.ResponseError as error:
+            if "WRONGTYPE" not in str(error):
+                raise
             return error
 
-    def _pack_event(self, packed: list[bytes], run: Run, event: Event) -> None:
-        """One command for an event, or with a first token three, so that a stream never is without an expiry.
+    def _answer(self) -> Any:
+        return self._connected().read_response()
 
-        The terminal entry is refused unless this worker still holds the job.
-        """
-        fields = [part for pair in event.to_fields().items() for part in pair]
-        key, entry_id = keys.token_stream(run.job_id), f"{event.number}-0"
+
+class _Entries:
+    """The entries that runs have not sent yet, as one call of the script that appends them."""
+
+    def __init__(self, runs: Iterable[JobRun]) -> None:
+        self.runs: list[JobRun] = []
+        self._keys: list[str] = []
+        self._words: list[str | int] = []
+        for run in runs:
+            events = run.transcript.events
+            for event in events[run.sent :] if run.sent < len(events) else ():
+                self._add(run, event)
+            run.sent = len(events)
+
+    def __bool__(self) -> bool:
+        return bool(self.runs)
+
+    def command(self) -> tuple[str | int, ...]:
+        return ("EVAL", APPEND_SCRIPT, len(self._keys), *self._keys, *self._words)
+
+    def _add(self, run: JobRun, event: Event) -> None:
+        """A first token brings an expiry along; a terminal entry is refused unless this worker still owns the job."""
+        self.runs.append(run)
+        self._keys.append(run.stream_key)
         if isinstance(event, EndEvent):
-            registry, member = run.holder
-            words = ["EVAL", END_SCRIPT, "2", key, registry, entry_id, str(keys.RETENTION), member, *fields]
-            packed.append(_command(*words))
-            self._awaited.append(partial(self._expect_entry, run))
+            fields = [part for pair in event.to_fields().items() for part in pair]
+            self._keys.append(run.job.owners_key)
+            self._words += ("end", event.number, keys.RETENTION, run.job.execution_id, len(fields), *fields)
         elif event.number == 1:
-            expire = _command("EXPIRE", key, str(run.running_ttl))
-            packed += [_command("MULTI"), _command("XADD", key, entry_id, *fields), expire, _command("EXEC")]
-            self._awaited += [_expect, _expect, _expect, partial(self._expect_first, run)]
-        else:  # a stream that is gone must not begin again in the middle
-            packed.append(_command("XADD", key, "NOMKSTREAM", entry_id, *fields))
-            self._awaited.append(partial(self._expect_entry, run))
+            self._words += ("first", event.token_id, event.text, run.running_ttl)
+        else:
+            self._words += ("next", event.number, event.token_id, event.text)
 
-    def _expect_entry(self, run: Run, answer: Any) -> None:
-        if answer is None:
-            raise redis.DataError(f"the stream of {run.job_id} is gone")
-        if not isinstance(answer, Exception):
-            return
-        if not any(refusal in str(answer) for refusal in _REFUSALS):
-            raise answer
-        self._refused.append(run)
 
-    def _expect_first(self, run: Run, answer: Any) -> None:
-        _expect(answer)
-        entry, expiry = answer
-        self._expect_entry(run, entry)
-        _expect(expiry)
+def _packed(*words: str | int) -> bytes:
+    """A command as Redis reads it."""
+    packed: bytes = hiredis.pack_command(words)  # type: ignore[arg-type]  # its types know tuples of one word only
+    return packed
+
+
+def _is_accepted(run: JobRun, answer: Any) -> bool:
+    """Whether Redis took an entry; False where another worker's stands in its place. Raises what else it says."""
+    if answer is None:
+        raise redis.DataError(f"the stream of {run.job_id} is gone")
+    if not isinstance(answer, Exception):
+        return True
+    if any(refusal in str(answer) for refusal in _REFUSALS):
+        return False
+    raise answer
 
 
 def _is_beginning_of(events: list[Event], length: Any, last: Any) -> bool:
@@ -173,37 +211,6 @@ def _is_beginning_of(events: list[Event], length: Any, last: Any) -> bool:
     if isinstance(length, Exception) or isinstance(last, Exception) or length > len(events):
         return False
     try:
-        return not length or events[length - 1] == decode_entry(_pair(last[0]))
+        return not length or events[length - 1] == decode_raw_entry(last[0])
     except StreamError:
         return False
-
-
-def _events_of(entries: Any) -> list[Event]:
-    """The events in XRANGE's answer. Raises StreamError where it is not a whole stream."""
-    if isinstance(entries, Exception):
-        raise StreamError(str(entries))
-    events = [decode_entry(_pair(entry)) for entry in entries]
-    check_unbroken(events, after=0)
-    return events
-
-
-def _pair(raw: Any) -> tuple[bytes, dict[bytes, bytes]]:
-    """An entry as redis-py gives it: its id and a mapping of its fields."""
-    entry_id, fields = raw
-    return entry_id, dict(zip(fields[::2], fields[1::2], strict=True))
-
-
-def _command(*words: str) -> bytes:
-    """A command as Redis reads it: the number of words, then each with its length in bytes."""
-    encoded = [word.encode() for word in words]
-    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
-
-
-def _expect(answer: Any) -> None:
-    if isinstance(answer, Exception):
-        raise answer
-
-
-def _set_ones(watched: Sequence[Run], answer: Any) -> list[Run]:
-    _expect(answer)
-    return [run for run, flag in zip(watched, answer, strict=True) if flag is not None]

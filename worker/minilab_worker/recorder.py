@@ -1,6 +1,6 @@
-"""Writes ends into RQ's books, in a thread of its own, those that come in meanwhile together.
+"""Records the ends of jobs in the store, in a thread of its own, those that come in meanwhile together.
 
-It must not know about models or streams: what it is given has been published.
+RQ's bookkeeping must not stand between two tokens, nor wait behind a claim.
 """
 
 from __future__ import annotations
@@ -9,29 +9,26 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import redis
 
-from minilab_worker.ledger import Closing, Ledger
-from minilab_worker.patience import Patience
-from minilab_worker.run import Run
+from minilab_worker.job_run import JobRun, JobState, JobTable
+from minilab_worker.job_store import JobStore
+from minilab_worker.outage import RedisOutage
 
 _log = logging.getLogger(__name__)
 
 
 class Recorder:
-    """Keeps ends until they are recorded, however long Redis is away."""
+    """Keeps ends until they are recorded, however long Redis is unavailable."""
 
-    def __init__(self, ledger: Ledger, on_recorded: Callable[[int], None]) -> None:
-        """``on_recorded`` is called with how many ends stand in the books now."""
-        self._ledger, self._on_recorded = ledger, on_recorded
-        self._closings: queue.SimpleQueue[Closing | None] = queue.SimpleQueue()
-        self.patience = Patience("ends of jobs")
+    def __init__(self, store: JobStore, jobs: JobTable) -> None:
+        self._store, self._jobs = store, jobs
+        self._published: queue.SimpleQueue[JobRun | None] = queue.SimpleQueue()
+        self.outage = RedisOutage("ends of jobs")
         self._thread = threading.Thread(target=self._main, name="recorder", daemon=True)
-        self._leaving = False
-        self.done = 0
-        """Ends that are recorded."""
+        self._is_closing = False
         self.failure: BaseException | None = None
         """What ended the recorder, if it was not closed."""
 
@@ -42,75 +39,62 @@ class Recorder:
     def is_alive(self) -> bool:
         return self._thread.is_alive()
 
-    def add(self, runs: list[Run]) -> None:
-        """Have the ends of runs recorded."""
+    def add(self, runs: Sequence[JobRun]) -> None:
+        """Have the ends of published jobs recorded."""
         for run in runs:
-            self._closings.put(_closing(run))
+            self._published.put(run)
 
     def close(self) -> None:
-        """Record what is there, unless Redis is away, and end."""
-        self._leaving = True
-        self._closings.put(None)
+        """Record what is there, unless Redis is unavailable, and end."""
+        self._is_closing = True
+        self._published.put(None)
         self._thread.join()
 
     def _main(self) -> None:
         try:
-            while closings := self._next_ones():
-                self._insist(closings)
-                self.done += len(closings)
-                self._on_recorded(len(closings))
+            while runs := self._next_ones():
+                unpublished = self._record_all(runs)
+                if unpublished is not None:
+                    self._jobs.move([run for run in runs if run not in unpublished], JobState.RECORDED)
+                    self._jobs.move(unpublished, JobState.ENDED)
         except BaseException as error:  # noqa: BLE001 - serve() raises it in the main thread
             self.failure = error
 
-    def _next_ones(self) -> list[Closing]:
-        """All ends that are waiting, at least one; none once it is closed."""
-        following = self._closings.get()
-        closings: list[Closing] = []
+    def _next_ones(self) -> list[JobRun]:
+        """All jobs that are waiting, at least one; none once the recorder is closed."""
+        following = self._published.get()
+        runs: list[JobRun] = []
         while following is not None:
-            closings.append(following)
-            if self._closings.empty():
-                return closings
-            following = self._closings.get()
-        if closings:
-            self._closings.put(None)  # to be found next time
-        return closings
+            runs.append(following)
+            if self._published.empty():
+                return runs
+            following = self._published.get()
+        if runs:
+            self._published.put(None)  # to be found next time
+        return runs
 
-    def _insist(self, closings: list[Closing]) -> None:
+    def _record_all(self, runs: list[JobRun]) -> list[JobRun] | None:
+        """Record ends, through outages; gives those to publish once more, None where the recorder is closed in one."""
         while True:
             try:
-                self._record(closings)
-            except redis.WatchError:
-                continue  # one was touched on the way, by a heartbeat or a takeover
+                unpublished = self._record(runs)
             except redis.RedisError as error:
-                if self._leaving:
-                    return  # the lease runs out, and others find these ends in the streams
-                time.sleep(self.patience.failed(error))
+                if self._is_closing:
+                    return None  # the lease expires, and another worker finds these ends in the streams
+                time.sleep(self.outage.pause_after(error))
             else:
-                self.patience.succeeded()
-                return
+                self.outage.is_over()
+                return unpublished
 
-    def _record(self, closings: list[Closing]) -> None:
+    def _record(self, runs: list[JobRun]) -> list[JobRun]:
         try:
-            self._ledger.record(closings)
+            unpublished = self._store.finish([run.completion() for run in runs])
         except redis.RedisError:
             raise
         except Exception:  # noqa: BLE001 - whatever RQ makes of a strange job must not end the others
-            if len(closings) > 1:  # find the one that cannot be recorded
-                for closing in closings:
-                    self._record([closing])
-                return
-            job_id = closings[0].job.id
+            if len(runs) > 1:  # find the one that cannot be recorded
+                return [again for run in runs for again in self._record([run])]
+            job_id = runs[0].job_id
             _log.exception("%s: RQ cannot record the end", job_id, extra={"job_id": job_id})
-            self._ledger.forget([closings[0].execution])
-
-
-def _closing(run: Run) -> Closing:
-    """What RQ is to record of an end."""
-    end = run.end
-    assert end is not None, "only a run that has ended is recorded"
-    if end.succeeded:
-        return Closing(run.job, run.execution, result=run.result())
-    if end.reason == "cancelled":
-        return Closing(run.job, run.execution)
-    why = end.error or f"the job ran out of time while {end.phase}"
-    return Closing(run.job, run.execution, failure=why)
+            return []
+        return [run for run in runs if run.job.execution_id in unpublished]

@@ -1,7 +1,4 @@
-"""The commands ``minilab-worker redis start | stop | status``, for the private server of this user.
-
-It must not know about models, jobs or workers.
-"""
+"""The commands ``minilab-worker redis start | stop | status``, for the private server of this user."""
 
 from __future__ import annotations
 
@@ -11,7 +8,8 @@ import click
 
 from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.protocol import embedded
-from minilab_gen.protocol.connection import masked_url, redis_url
+from minilab_gen.protocol.address import redis_url
+from minilab_gen.protocol.connection import masked_url
 
 NO_REDIS = 4
 """The exit code that all our programs give when there is no Redis."""
@@ -24,7 +22,7 @@ class _RedisGroup(click.Group):
         try:
             return super().invoke(ctx)
         except RedisUnavailableError as error:
-            click.echo(f"Error: {error}", err=True)
+            click.echo(f"error: {error}", err=True)
             ctx.exit(NO_REDIS)
 
 
@@ -36,7 +34,7 @@ def redis_group() -> None:
     """
     if address := redis_url():
         shown = masked_url(address)
-        click.echo(f"Note: MINILAB_REDIS_URL is set, so worker and client use {shown}, not this server.", err=True)
+        click.echo(f"note: MINILAB_REDIS_URL is set, so worker and client use {shown}, not this server.", err=True)
 
 
 @redis_group.command()

@@ -1,4 +1,4 @@
-"""The model that a batch asks, as far as a client knows it. It must not know who serves it."""
+"""The model that a batch asks, as far as a client knows it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 import redis
 
 from minilab_gen.api import chat_prompt, prompt_ids
-from minilab_gen.chat import Conversation
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
 from minilab_gen.request import shown
-from minilab_gen.tokenizer import Tokenizer
+from minilab_gen.text.chat import Conversation
+from minilab_gen.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,17 @@ class AskedModel:
         ids, ends = chat_prompt(Conversation.of(said), self.card, self.tokenizer)
         return tuple(ids), tuple(ends)
 
+    def chat_as_written(self, said: object, stop_ids: object) -> dict[str, object]:
+        """What makes a chat the same whenever and wherever its template is run: what was said, and to which tokenizer.
+
+        In place of the fields of a request that come of it. Raises RequestError.
+        """
+        messages = [(message.role, message.content) for message in Conversation.of(said).messages]
+        return {"prompt": messages, "stop_ids": stop_ids, "tokenizer": self.card.tokenizer}
+
     def stop_id_of(self, text: str) -> int | None:
         """The one token that is exactly this text, or the special token of this name; None where there is none."""
-        ids = self.tokenizer.encode(text, bare=True)
-        if len(ids) != 1:
-            return None
-        is_it = self.tokenizer.token_bytes(ids[0]) == text.encode() or self.tokenizer.token_id(text) == ids[0]
-        return ids[0] if is_it else None
+        named = self.tokenizer.token_id(text)
+        if named is not None and self.tokenizer.is_special(named):
+            return named
+        return self.tokenizer.id_of_text(text)

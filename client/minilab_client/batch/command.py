@@ -1,40 +1,25 @@
-"""``minilab-client batch``: answer a file of requests. It must not know how that is done."""
+"""``minilab-client batch``: answer a file of requests."""
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Final
 
 import click
 
 from minilab_client import parameters
-from minilab_client.batch.asked_model import AskedModel
-from minilab_client.batch.display import display
-from minilab_client.batch.files import BatchFiles
-from minilab_client.batch.flights import Flights
-from minilab_client.batch.output_file import OutputFile
-from minilab_client.batch.raw_lines import read_lines
-from minilab_client.batch.reader import LineReader
-from minilab_client.batch.run import Batch
-from minilab_client.batch.tally import Tally
-from minilab_client.batch.waiting import WaitingNotes
-from minilab_client.batch.whole_lines import beside
 from minilab_client.exit_codes import ExitCode
 from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option
-from minilab_client.output import say
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.jobs import Submission
 from minilab_gen.protocol.keys import Priority
 
 IN_FLIGHT: Final = 256
-"""Jobs in the queue or running, by default: four workers of 64 places each have as many, and one has three in waiting
+"""Jobs in the queue or running, by default: four workers of 64 slots each have as many, and one has three in waiting
 for each that runs, so that it never waits for a look at those that have ended."""
 
 
 @click.command(
-    short_help="Answer a file of requests.",
     epilog="\b\nExample:\n  minilab-client batch in.jsonl --output out.jsonl",
 )
 @click.argument(
@@ -59,12 +44,13 @@ for each that runs, so that it never waits for a look at those that have ended."
     type=parameters.whole_number_from_1,
     default=str(IN_FLIGHT),
     metavar="N",
-    help=f"Jobs that wait or run at a time. Default: {IN_FLIGHT}; four times the places of all workers is good.",
+    help=f"Maximum number of unfinished jobs. Default: {IN_FLIGHT}; four times the slots of all workers is good.",
 )
 @timeout_option
 @priority_option("low")
 @model_option
 @max_queued_option("Wait while N or more jobs are in the queue. Default: no bound but --in-flight.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end: how many lines, of each kind.")
 @click.option("--quiet", "-q", is_flag=True, help="Say only what goes wrong.")
 @redis_url_option
 @pass_settings
@@ -79,6 +65,7 @@ def batch(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
     model: str,
     max_queued: int | None,
     quiet: bool,
+    as_json: bool,
 ) -> ExitCode:
     """Answer every line of IN, a JSONL file, or of standard input where IN is -.
 
@@ -88,39 +75,18 @@ def batch(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
 
     Exit codes: 0 all lines have an answer, 1 some have none, 2 bad usage or no line can be read, 4 no Redis.
     """
+    from minilab_client.batch.asked_model import AskedModel
+    from minilab_client.batch.files import BatchFiles
+    from minilab_client.batch.jsonl import beside
+    from minilab_client.batch.pending_jobs import PendingJobs
+    from minilab_client.batch.run import answer
+    from minilab_client.batch.waiting import StallNotes
+    from minilab_gen.protocol.jobs import Submission
+
     files = BatchFiles(lines, output, errors or beside(output, "errors"))
     submission = Submission(model, None, priority, timeout, None, max_queued)
     with settings.connect() as connection:
         asked = AskedModel.read(connection, model)
-        flights = Flights(connection, submission, asked.card.fingerprint, in_flight)
-        notes = WaitingNotes(connection, keys.queue_name(model, priority), quiet=quiet)
-        return _answer(files, asked, flights, notes, quiet=quiet)
-
-
-def _answer(files: BatchFiles, model: AskedModel, flights: Flights, notes: WaitingNotes, *, quiet: bool) -> ExitCode:
-    began, tally = time.monotonic(), Tally()
-    try:
-        with files.opened() as opened:
-            tally.total = opened.total
-            _say_other_models(opened.output, model)
-            lines = LineReader(model).read(read_lines(opened.lines))
-            with display(quiet=quiet) as shown:
-                Batch(lines, model, flights, opened.output, opened.errors, tally).run(shown, notes)
-    except KeyboardInterrupt:
-        say(f"interrupted: {tally.with_answer:,} lines have an answer; {flights.submitted} jobs go on in the queue")
-        say("the same command fetches what they answer and does the rest")
-        raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
-    if tally.without_answer or not quiet:
-        say(tally.summary(files.errors.name, time.monotonic() - began))
-    if tally.refused and tally.refused == tally.done:
-        return ExitCode.REFUSED
-    return ExitCode.FAILED if tally.without_answer else ExitCode.DONE
-
-
-def _say_other_models(output: OutputFile, model: AskedModel) -> None:
-    """Equal fingerprints give equal tokens; answers with another came from a model that has been replaced since."""
-    known = model.card.fingerprint
-    others = output.fingerprints.total() - output.fingerprints[known]
-    if known and others:
-        name = model.card.name
-        say(f"answers by an earlier model named {name} stay as they are: {others:,}; another --output gets new ones")
+        pending = PendingJobs(connection, submission, asked.card.fingerprint, in_flight)
+        notes = StallNotes(connection, keys.queue_name(model, priority), quiet=quiet)
+        return answer(files, asked, pending, notes, quiet=quiet, as_json=as_json)

@@ -1,21 +1,22 @@
-"""The three files of a batch: which they are, and how they are opened. It must not know what a line says."""
+"""The three files of a batch: which they are, how they are opened, and the one of lines without an answer."""
 
 from __future__ import annotations
 
+import os
+import stat
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from types import TracebackType
+from typing import BinaryIO, Final, Self
 
 import click
 
-from minilab_client.batch.error_file import ErrorFile
+from minilab_client.batch.jsonl import read_lines, write_line
 from minilab_client.batch.output_file import OutputFile
-from minilab_client.batch.raw_lines import read_lines
-
-STANDARD_INPUT = Path("-")
+from minilab_client.given_text import STANDARD_INPUT
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,9 +39,9 @@ class BatchFiles:
     errors: Path
 
     def __post_init__(self) -> None:
-        places: dict[Path, str] = {}
+        names: dict[Path, str] = {}
         for name, path in (("IN", self.lines), ("--output", self.output), ("--errors", self.errors)):
-            first = places.setdefault(path.resolve(), name)
+            first = names.setdefault(path.resolve(), name)
             if first != name:
                 raise click.UsageError(f"{first} and {name} must be different files, got {path} for both")
 
@@ -70,10 +71,55 @@ class BatchFiles:
 
 
 def _count(lines: BinaryIO) -> int | None:
-    """How many lines there are, for whoever wants to know how long it takes; at a gigabyte a second or so."""
+    """How many lines there are, at a gigabyte a second or so."""
     if not lines.seekable():
         return None
     start = lines.tell()
     total = sum(1 for _ in read_lines(lines))
     lines.seek(start)
     return total
+
+
+_START: Final = b'{"line": '
+"""How each line begins."""
+
+
+class ErrorFile:
+    """Empty at first: what an earlier run wrote is dropped, since its lines are tried again. It goes if it stays so."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ClickException where it holds something else."""
+        self._path = path
+        self._is_empty = True
+        if path.exists():
+            _check_ours(path)
+        self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o666)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        os.close(self._file)
+        if self._is_empty:
+            self._path.unlink()
+
+    def write(self, number: int, custom_id: str | None, code: str, reason: str, job_id: str | None = None) -> None:
+        """Add a line of the input that has no answer."""
+        content = {
+            "line": number,
+            "custom_id": custom_id,
+            "job_id": job_id,
+            "response": None,
+            "error": {"code": code, "message": reason},
+        }
+        write_line(self._file, self._path, content)
+        self._is_empty = False
+
+
+def _check_ours(path: Path) -> None:
+    if not stat.S_ISREG(path.stat().st_mode):
+        raise click.ClickException(f"--errors must be a file, got {path}")
+    with path.open("rb") as file:
+        begins = file.read(len(_START))
+    if not _START.startswith(begins):  # or is torn in the middle of that
+        raise click.ClickException(f"{path} holds something else than errors of a batch; choose another --errors")

@@ -1,7 +1,8 @@
-"""One line of a batch: what it asks for, and the name under which its job can be found again. It must not know Redis.
+"""One line of a batch: what it asks for, and the name under which its job can be found again.
 
-The name comes from the content alone. So a client that was killed finds the jobs that it had submitted, and a line
-whose content has changed is another request.
+The name comes from the content alone, as the user wrote it: of a chat the messages, not the prompt that the model's
+template makes of them, which may hold today's date. So a client that was killed finds the jobs that it had submitted,
+and a line whose content has changed is another request.
 """
 
 from __future__ import annotations
@@ -9,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from minilab_gen.errors import RequestError
-from minilab_gen.request import GenerationRequest, SamplingSettings, shown
+from minilab_gen.request import GenerationRequest, shown
 
 Form = Literal["minilab", "openai"]
 
@@ -27,19 +29,15 @@ _JOB_ID: Final = re.compile(r"batch-([0-9a-f]{32})(?:-[0-9]{1,9})?")
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What a line asks for, in whichever form it is written: values as they came, for the request to check."""
+class Content:
+    """What a line asks for, in whichever form it is written."""
 
-    prompt: tuple[int, ...]
-    max_new_tokens: int
-    temperature: float
-    top_k: int | None
-    top_p: float | None
-    seed: int | None
-    """None where the line names none."""
-    stop_ids: tuple[int, ...]
+    payload: Mapping[str, object]
+    """Values as they came, for :meth:`GenerationRequest.from_payload` to check; without a seed where there is none."""
     stop_texts: tuple[str, ...] = ()
     """Texts before which the answer is cut."""
+    written: Mapping[str, object] | None = None
+    """What makes a chat the same, in place of the fields of the request that its template makes; else None."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +53,8 @@ class Line:
     stop_texts: tuple[str, ...]
     digest: str
     """Equal digests ask for the same answer to the same custom_id by the same model, in the same form."""
+    rendered_digest: str | None = None
+    """Of a chat: the digest of its rendered prompt, by which earlier releases named its job."""
 
     def job_id(self, attempt: int) -> str:
         """The id of its job; where one failed, the next attempt has another."""
@@ -71,25 +71,20 @@ class BadLine:
     reason: str
 
 
-def line_of(number: int, custom_id: str, form: Form, model: str, asked: Asked) -> Line:
+def line_of(number: int, custom_id: str, form: Form, model: str, content: Content) -> Line:
     """The line that asks for this. Without a seed, its own content gives it one. Raises RequestError."""
-    given_seed = 0 if asked.seed is None else asked.seed
-    settings = SamplingSettings(asked.temperature, asked.top_k, asked.top_p, given_seed)
-    request = GenerationRequest(asked.prompt, asked.max_new_tokens, settings, asked.stop_ids)
-    digest = _digest(
-        {
-            "custom_id": custom_id,
-            "form": form,
-            "model": model,
-            "request": {**request.to_payload(), "seed": asked.seed},
-            "stop_texts": asked.stop_texts,
-        }
-    )
-    seed = asked.seed
-    if seed is None and not settings.is_greedy:
+    request = GenerationRequest.from_payload(content.payload)
+    seed = request.settings.seed if "seed" in content.payload else None
+    rest: dict[str, Any] = {"custom_id": custom_id, "form": form, "model": model, "stop_texts": content.stop_texts}
+    fields = {**request.to_payload(), "seed": seed}
+    digest = _digest(rest | {"request": fields})
+    rendered_digest = None
+    if content.written is not None:
+        rendered_digest, digest = digest, _digest(rest | {"request": {**fields, **content.written}})
+    if seed is None and not request.settings.is_greedy:
         seed = int(digest[:8], 16)  # 32 bits, which is every seed there is
-        request = replace(request, settings=replace(settings, seed=seed))
-    return Line(number, custom_id, form, request, seed, asked.stop_texts, digest)
+        request = request.with_seed(seed)
+    return Line(number, custom_id, form, request, seed, content.stop_texts, digest, rendered_digest)
 
 
 def digest_in(job_id: object) -> str | None:

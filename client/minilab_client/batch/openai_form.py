@@ -1,4 +1,4 @@
-"""A line of OpenAI's batch format for completions, and its answer. It must not know our own form.
+"""A line of OpenAI's batch format for completions, and its answer.
 
 Where it has a default of its own, that one applies. What the service does not have is accepted where it says "off" and
 refused by name where it would change the answer.
@@ -10,11 +10,12 @@ import json
 from typing import Any, Final
 
 from minilab_client.batch.asked_model import AskedModel
-from minilab_client.batch.line import Asked, Line, is_whole
+from minilab_client.batch.line import Content, Line, is_whole
 from minilab_client.batch.stop_texts import cut
 from minilab_gen.errors import RequestError
+from minilab_gen.protocol import keys
 from minilab_gen.protocol.results import Answer
-from minilab_gen.request import shown
+from minilab_gen.request import SETTING_FIELDS, shown
 
 MARKS: Final = frozenset({"method", "url", "body"})
 """A line with any of these fields is of this form."""
@@ -24,10 +25,13 @@ DEFAULT_MAX_TOKENS: Final = 16
 DEFAULT_TEMPERATURE: Final = 1.0
 MOST_STOP_TEXTS: Final = 4
 
-_SETTINGS: Final = (
-    *("prompt", "max_tokens", "temperature", "top_p", "seed", "stop", "model"),
-    *("top_k", "stop_token_ids"),  # which vLLM has added
-)
+_OUR_NAMES: Final = {"max_new_tokens": "max_tokens", "stop_ids": "stop_token_ids"}
+"""What has another name here, or in vLLM, which has added a few."""
+
+_SETTINGS: Final = {_OUR_NAMES.get(name, name): name for name in SETTING_FIELDS}
+"""Names here: ours."""
+
+_FIELDS: Final = ("prompt", *_SETTINGS, "stop", "model")
 _OFF: Final[dict[str, tuple[object, ...]]] = {
     "n": (1,),
     "best_of": (1,),
@@ -44,10 +48,8 @@ _OFF: Final[dict[str, tuple[object, ...]]] = {
 _IGNORED: Final = ("user",)
 """Fields that change no answer there, either."""
 
-_OUR_NAMES: Final = {"max_new_tokens": "max_tokens", "stop_ids": "stop_token_ids"}
 
-
-def read(fields: dict[str, Any], model: AskedModel) -> Asked:
+def read(fields: dict[str, Any], model: AskedModel) -> Content:
     """What the line asks for. Raises RequestError."""
     for name in fields:
         if name not in MARKS | {"custom_id"}:
@@ -61,21 +63,19 @@ def read(fields: dict[str, Any], model: AskedModel) -> Asked:
     _refuse_what_we_lack(body, model)
     given = {name: value for name, value in body.items() if value is not None}  # null asks for the default
     stop_texts = _stop_texts(given.get("stop", ()))
-    return Asked(
-        prompt=_prompt(given, model),
-        max_new_tokens=given.get("max_tokens", DEFAULT_MAX_TOKENS),
-        temperature=given.get("temperature", DEFAULT_TEMPERATURE),
-        top_k=given.get("top_k"),
-        top_p=given.get("top_p"),
-        seed=given.get("seed"),
-        stop_ids=_stop_ids(given.get("stop_token_ids", []), stop_texts, model),
-        stop_texts=stop_texts,
-    )
+    payload = {
+        "max_new_tokens": DEFAULT_MAX_TOKENS,
+        "temperature": DEFAULT_TEMPERATURE,
+        **{ours: given[name] for name, ours in _SETTINGS.items() if name in given},
+        "prompt": _prompt(given, model),
+        "stop_ids": _stop_ids(given.get("stop_token_ids", []), stop_texts, model),
+    }
+    return Content(payload, stop_texts)
 
 
 def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[str, Any]:
     """What is written about the line: OpenAI's fields, and of ours ``token_ids`` and ``seed``."""
-    kept = cut(given, line.stop_texts, model.tokenizer)
+    kept = cut(given, line.stop_texts, model.tokenizer, line.request.prompt)
     prompt_tokens, tokens = given.end.prompt_tokens, len(kept.ids)
     choice = {
         "index": 0,
@@ -116,14 +116,15 @@ def in_their_words(refusal: RequestError) -> RequestError:
 
 def _refuse_what_we_lack(body: dict[str, Any], model: AskedModel) -> None:
     for name, value in body.items():
-        if name in _SETTINGS or name in _IGNORED:
+        if name in _FIELDS or name in _IGNORED:
             continue
         if name not in _OFF:
-            raise RequestError(f"body may have the fields {', '.join(_SETTINGS)}, got {shown(name)}")
+            raise RequestError(f"body may have the fields {', '.join(_FIELDS)}, got {shown(name)}")
         if value is not None and not any(_is_same(value, off) for off in _OFF[name]):
             off = " or ".join(map(json.dumps, (*_OFF[name], None)))
             raise RequestError(f"{name} is not offered here and must be {off}, got {shown(value)}")
-    if body.get("model") not in (None, model.card.name):
+    asked = body.get("model")
+    if asked is not None and (not isinstance(asked, str) or keys.without_owner(asked) != model.card.name):
         raise RequestError(f"model must be {model.card.name}, which --model names, got {shown(body['model'])}")
 
 

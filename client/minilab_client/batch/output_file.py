@@ -1,4 +1,6 @@
-"""The file of answers: whole lines, one for each custom_id, found again by the next run. It must not know Redis.
+"""The file of answers: whole lines, one for each custom_id, found again by the next run.
+
+Answers to requests that have changed since are moved out of it, not lost.
 
 A line is written in one call, so only the last one can be torn when the program is killed, and the next run removes
 that. A lock keeps a second run out.
@@ -7,11 +9,12 @@ that. A lock keeps a second run out.
 from __future__ import annotations
 
 import os
+import shutil
 import stat
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -19,10 +22,8 @@ from typing import Any, BinaryIO, Final, Self
 
 import click
 
+from minilab_client.batch.jsonl import beside, parse_object, sync_folder, write_line
 from minilab_client.batch.line import Line, custom_id_of, digest_in, key_of
-from minilab_client.batch.raw_lines import parse_object
-from minilab_client.batch.replaced import move_replaced
-from minilab_client.batch.whole_lines import sync_folder, write_line
 from minilab_client.output import say
 from minilab_gen.errors import RequestError
 from minilab_gen.request import shown
@@ -68,7 +69,8 @@ class OutputFile:
 
     def holds(self, line: Line) -> bool:
         """Whether this very request is answered."""
-        return self._digests.get(key_of(line.custom_id)) == int(line.digest, 16)
+        known = self._digests.get(key_of(line.custom_id))
+        return any(known == int(digest, 16) for digest in (line.digest, line.rendered_digest) if digest is not None)
 
     def write(self, line: Line, content: Mapping[str, Any]) -> None:
         """Add the answer of a line."""
@@ -85,7 +87,7 @@ class OutputFile:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        """Leave the file whole, with one line for each custom_id."""
+        """Make the file whole, with one line for each custom_id."""
         try:
             self._sync()
             self._move_replaced()
@@ -156,7 +158,7 @@ def _recorded(line: bytes) -> _Recorded:
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether it is the beginning of a line of ours, perhaps with zeros behind it, as a power cut leaves them."""
+    """Whether it is the beginning of a line of ours, perhaps with zeros behind it, after a power cut."""
     written = line.rstrip(b"\0")
     if not any(written.startswith(start) or start.startswith(written) for start in _STARTS):
         return False
@@ -177,7 +179,7 @@ def _open_locked(path: Path) -> int:
         except BaseException:
             os.close(file)
             raise
-        os.close(file)  # a run that just ended has put another file in its place
+        os.close(file)  # a run that just ended has replaced it with another file
 
 
 def _lock(file: int, path: Path) -> None:
@@ -194,3 +196,47 @@ def _lock(file: int, path: Path) -> None:
         raise click.ClickException(
             f"another minilab-client writes {path}; wait until it has ended, or choose another --output"
         ) from error
+
+
+def move_replaced(path: Path, key_of: Callable[[bytes], int], lock: Callable[[int, Path], None]) -> int:
+    """Keep only the last line of each key in a file, and append the others to a file beside it.
+
+    Returns the new file, open for appending and locked before another process can see it. A kill at any point loses no
+    line; some may then stand in both files.
+    """
+    kept, moved = path.with_name(f"{path.name}.part"), beside(path, "replaced")
+    with path.open("rb") as source, kept.open("wb") as new, moved.open("a+b") as old:
+        _end_last_line(old)
+        newest = set({key_of(line): number for number, line in _numbered(source)}.values())
+        source.seek(0)
+        count = 0
+        for number, line in _numbered(source):
+            count += number not in newest
+            (new if number in newest else old).write(line)
+        for file in (old, new):
+            file.flush()
+            os.fsync(file.fileno())
+    shutil.copymode(path, kept)
+    descriptor = os.open(kept, os.O_RDWR | os.O_APPEND)
+    try:
+        lock(descriptor, path)
+        kept.replace(path)
+        sync_folder(path.parent)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    said = "1 line of it answers a request that has" if count == 1 else f"{count} lines of it answer requests that have"
+    say(f"{path.name}: {said} changed since; moved to {moved}")
+    return descriptor
+
+
+def _end_last_line(file: BinaryIO) -> None:
+    """Let what follows begin a line, though an earlier writer was killed in the middle of one."""
+    if file.tell():
+        file.seek(-1, os.SEEK_END)
+        if file.read(1) != b"\n":
+            file.write(b"\n")
+
+
+def _numbered(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    return ((number, line) for number, line in enumerate(file) if line.strip())

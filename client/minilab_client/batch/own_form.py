@@ -1,40 +1,33 @@
-"""A line as ``minilab-client submit`` names things, and its answer. It must not know OpenAI's form."""
+"""A line as ``minilab-client submit`` names things, and its answer."""
 
 from __future__ import annotations
 
 from typing import Any, Final
 
 from minilab_client.batch.asked_model import AskedModel
-from minilab_client.batch.line import Asked, Line
+from minilab_client.batch.line import Content, Line
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.results import Answer
-from minilab_gen.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_NEW_TOKENS, shown
+from minilab_gen.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_NEW_TOKENS, SETTING_FIELDS, given_settings, shown
 
 _PROMPTS: Final = ("prompt", "chat", "ids")
 """What the model is to go on with, in one of three forms."""
 
-_FIELDS: Final = (
-    *("custom_id", *_PROMPTS),
-    *("max_new_tokens", "temperature", "top_k", "top_p", "seed", "stop_ids"),
-)
+_FIELDS: Final = ("custom_id", *_PROMPTS, *SETTING_FIELDS)
 
 
-def read(fields: dict[str, Any], model: AskedModel) -> Asked:
+def read(fields: dict[str, Any], model: AskedModel) -> Content:
     """What the line asks for. Raises RequestError."""
     unknown = [name for name in fields if name not in _FIELDS]
     if unknown:
         raise RequestError(f"a line may have the fields {', '.join(_FIELDS)}, got {shown(unknown[0])}")
-    stop_ids = fields.get("stop_ids")
+    given = given_settings({name: fields[name] for name in SETTING_FIELDS if name in fields})
     prompt, own_stop_ids = _prompt(fields, model)
-    most = DEFAULT_CHAT_TOKENS if "chat" in fields else DEFAULT_MAX_NEW_TOKENS
-    return Asked(
-        prompt=prompt,
-        max_new_tokens=fields.get("max_new_tokens", most),
-        temperature=fields.get("temperature", 0.0),
-        top_k=fields.get("top_k"),
-        top_p=fields.get("top_p"),
-        seed=fields.get("seed"),
-        stop_ids=own_stop_ids if stop_ids is None else stop_ids,
+    chats = "chat" in fields
+    most = DEFAULT_CHAT_TOKENS if chats else DEFAULT_MAX_NEW_TOKENS
+    return Content(
+        {"prompt": prompt, "max_new_tokens": most, "stop_ids": own_stop_ids, **given},
+        written=model.chat_as_written(fields["chat"], fields.get("stop_ids")) if chats else None,
     )
 
 

@@ -1,4 +1,4 @@
-"""Turns the lines of a file into requests, and into reasons those that break a rule. It must not know what comes then.
+"""Turns the lines of a file into requests, and into reasons those that break a rule.
 
 It keeps some 200 bytes for each line, to see a custom_id that comes twice.
 """
@@ -10,8 +10,8 @@ from typing import Any
 
 from minilab_client.batch import openai_form, own_form
 from minilab_client.batch.asked_model import AskedModel
+from minilab_client.batch.jsonl import RawLine, parse_object
 from minilab_client.batch.line import BadLine, Form, Line, custom_id_of, key_of, line_of
-from minilab_client.batch.raw_lines import RawLine, parse_object
 from minilab_gen.errors import RequestError
 
 
@@ -40,9 +40,9 @@ class LineReader:
     def _line(self, number: int, custom_id: str, fields: dict[str, Any]) -> Line:
         form: Form = "openai" if openai_form.MARKS & fields.keys() else "minilab"
         read = openai_form.read if form == "openai" else own_form.read
-        asked = read(fields, self._model)
+        content = read(fields, self._model)
         try:
-            line = line_of(number, custom_id, form, self._model.card.name, asked)
+            line = line_of(number, custom_id, form, self._model.card.name, content)
             line.request.check_fits(self._model.card.limits)
         except RequestError as error:
             if form == "openai":

@@ -1,4 +1,4 @@
-"""A batch from its first line to its last: lines in, jobs out, answers written. It must not know RQ or click."""
+"""A batch from its open files to its exit code: lines in, jobs out, answers written."""
 
 from __future__ import annotations
 
@@ -6,16 +6,20 @@ import time
 from collections.abc import Iterator
 from typing import Final
 
+import click
+
 from minilab_client.batch import openai_form, own_form
 from minilab_client.batch.asked_model import AskedModel
-from minilab_client.batch.display import Display
-from minilab_client.batch.error_file import ErrorFile
-from minilab_client.batch.flights import Flights, Landing
+from minilab_client.batch.files import BatchFiles, ErrorFile
+from minilab_client.batch.jsonl import read_lines
 from minilab_client.batch.line import BadLine, Line
-from minilab_client.batch.outages import through_outages
 from minilab_client.batch.output_file import OutputFile
-from minilab_client.batch.tally import Tally
-from minilab_client.batch.waiting import WaitingNotes
+from minilab_client.batch.pending_jobs import EndedLine, PendingJobs
+from minilab_client.batch.progress import Counters, Display, display
+from minilab_client.batch.reader import LineReader
+from minilab_client.batch.waiting import StallNotes, through_outages
+from minilab_client.exit_codes import ExitCode
+from minilab_client.output import flush, say, write_json
 from minilab_gen.protocol.results import Answer
 
 FIRST_PAUSE: Final = 0.05
@@ -37,37 +41,37 @@ class Batch:
         self,
         lines: Iterator[Line | BadLine],
         model: AskedModel,
-        flights: Flights,
+        pending: PendingJobs,
         output: OutputFile,
         errors: ErrorFile,
-        tally: Tally,
+        counters: Counters,
     ) -> None:
-        self._lines, self._model, self._flights = lines, model, flights
-        self._output, self._errors, self._tally = output, errors, tally
+        self._lines, self._model, self._pending = lines, model, pending
+        self._output, self._errors, self._counters = output, errors, counters
         self._is_read = False
         self._pause, self._looked = FIRST_PAUSE, 0.0
 
-    def run(self, display: Display, notes: WaitingNotes) -> None:
+    def run(self, display: Display, notes: StallNotes) -> None:
         """Return when every line has its outcome. Raises RedisUnavailableError and what redis-py raises."""
-        display.show(self._tally)
-        while not (self._is_read and self._flights.are_over):
+        display.show(self._counters)
+        while not (self._is_read and self._pending.is_empty):
             self._take_lines()
-            through_outages(self._flights.launch)
+            through_outages(self._pending.submit)
             self._rest()
             began = time.monotonic()
-            landings = through_outages(self._flights.land)
+            ended_lines = through_outages(self._pending.collect)
             self._looked = time.monotonic() - began
-            for landing in landings:
-                self._record(landing)
-            self._pause = FIRST_PAUSE if landings else min(2 * self._pause, LONGEST_PAUSE)
+            for ended in ended_lines:
+                self._record(ended)
+            self._pause = FIRST_PAUSE if ended_lines else min(2 * self._pause, LONGEST_PAUSE)
             self._output.sync_if_due()
-            display.show(self._tally)
-            notes.look(self._flights, have_landed=bool(landings))
+            display.show(self._counters)
+            notes.look(self._pending, any_ended=bool(ended_lines))
 
     def _take_lines(self) -> None:
-        """Read on while there is room for more jobs."""
+        """Read on as long as more jobs may be submitted."""
         for _ in range(_LINES_AT_ONCE):
-            if not self._flights.room:
+            if not self._pending.free:
                 return
             line = next(self._lines, None)
             if line is None:
@@ -78,24 +82,67 @@ class Batch:
     def _take(self, line: Line | BadLine) -> None:
         if isinstance(line, BadLine):
             self._errors.write(line.number, line.custom_id, "refused", line.reason)
-            self._tally.refused += 1
+            self._counters.refused += 1
         elif self._output.holds(line):
-            self._tally.kept += 1
+            self._counters.kept += 1
         else:
-            self._flights.add(line)
+            self._pending.add(line)
 
-    def _record(self, landing: Landing) -> None:
-        line, outcome = landing.line, landing.outcome
+    def _record(self, ended: EndedLine) -> None:
+        line, outcome = ended.line, ended.outcome
         if isinstance(outcome, Answer):
             answer = openai_form.answer if line.form == "openai" else own_form.answer
-            self._output.write(line, answer(line, landing.job_id, outcome, self._model))
-            self._tally.answered += 1
-            self._tally.tokens += outcome.end.tokens
+            self._output.write(line, answer(line, ended.job_id, outcome, self._model))
+            self._counters.answered += 1
+            self._counters.tokens += outcome.end.tokens
         else:
-            self._errors.write(line.number, line.custom_id, outcome.code, outcome.reason, landing.job_id)
-            self._tally.failed += 1
+            self._errors.write(line.number, line.custom_id, outcome.code, outcome.reason, ended.job_id)
+            self._counters.failed += 1
 
     def _rest(self) -> None:
-        """Leave the processor to others, unless there are lines to read and room for them."""
-        if not self._flights.are_over and (self._is_read or not self._flights.room):
+        """Give the processor away, unless there are lines to read that may be submitted."""
+        if not self._pending.is_empty and (self._is_read or not self._pending.free):
             time.sleep(max(self._pause, _LOOKS_SHARE * self._looked))
+
+
+def answer(
+    files: BatchFiles, model: AskedModel, pending: PendingJobs, notes: StallNotes, *, quiet: bool, as_json: bool
+) -> ExitCode:
+    """Answer the lines; the exit code for what became of them."""
+    began, counters = time.monotonic(), Counters()
+    try:
+        with files.opened() as opened:
+            counters.total = opened.total
+            _say_other_models(opened.output, model)
+            lines = LineReader(model).read(read_lines(opened.lines))
+            with display(quiet=quiet) as shown:
+                Batch(lines, model, pending, opened.output, opened.errors, counters).run(shown, notes)
+    except KeyboardInterrupt:
+        say(f"interrupted: {counters.with_answer:,} lines have an answer; {pending.submitted} jobs go on in the queue")
+        say("the same command fetches what they answer and does the rest")
+        if as_json:
+            _write_counters(files, counters, began, interrupted=True)
+            flush()
+        raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
+    if as_json:
+        _write_counters(files, counters, began, interrupted=False)
+    elif counters.without_answer or not quiet:
+        say(counters.summary(files.errors.name, time.monotonic() - began))
+    if counters.refused and counters.refused == counters.done:
+        return ExitCode.REFUSED
+    return ExitCode.FAILED if counters.without_answer else ExitCode.DONE
+
+
+def _write_counters(files: BatchFiles, counters: Counters, began: float, *, interrupted: bool) -> None:
+    counts = {name: getattr(counters, name) for name in ("total", "kept", "answered", "failed", "refused", "tokens")}
+    named = {"output": str(files.output), "errors": str(files.errors) if counters.without_answer else None}
+    write_json({**counts, "seconds": round(time.monotonic() - began, 3), **named, "interrupted": interrupted})
+
+
+def _say_other_models(output: OutputFile, model: AskedModel) -> None:
+    """Equal fingerprints give equal tokens; answers with another came from a model that has been replaced since."""
+    known = model.card.fingerprint
+    others = output.fingerprints.total() - output.fingerprints[known]
+    if known and others:
+        name = model.card.name
+        say(f"answers by an earlier model named {name} stay as they are: {others:,}; another --output gets new ones")

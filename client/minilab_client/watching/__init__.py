@@ -1,1 +1,1 @@
-"""The parts of ``minilab-client watch``: what is seen, how it is gathered, how it is drawn. It must not know click."""
+"""The parts of ``minilab-client watch``: what is seen, how it is gathered, how it is drawn."""

@@ -1,4 +1,4 @@
-"""Draws a snapshot with rich, at any size. It must not know where it comes from, nor the terminal that shows it."""
+"""Draws a snapshot with rich, at any size."""
 
 from __future__ import annotations
 
@@ -11,23 +11,22 @@ from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
-from minilab_client.watching.cropped import Cropped
-from minilab_client.watching.figures import clock, number, span
-from minilab_client.watching.plot import CELLS, columns, plot
-from minilab_client.watching.room import Room, Rows
-from minilab_client.watching.snapshot import WINDOW, ModelLine, RunningJob, Snapshot, Speed, WorkerLine
+from minilab_client.times import span
+from minilab_client.watching.layout import Layout, Rows
+from minilab_client.watching.renderables import CELLS, Cropped, columns, plot
+from minilab_client.watching.snapshot import WINDOW, ModelLine, RunningJob, Snapshot, Speed, WorkerLine, clock, number
 
 _WIDE: Final = 70
-"""Columns from which on there is room for more than the necessary."""
+"""Columns from which on more than the necessary fits."""
 
 _ID_CELLS: Final = 16
-"""Cells of a job id: one that nobody chose has as many characters."""
+"""Cells of a job id: one that was drawn has as many characters."""
 
 _LABEL_CELLS: Final = 12
 """Cells beside the plot."""
 
 _BAR_CELLS: Final = 10
-"""Cells of the bar that shows how many of a worker's places are used."""
+"""Cells of the bar that shows how many of a worker's slots are in use."""
 
 _REASON_STYLES: Final = {"cancelled": "yellow", "timeout": "red", "error": "red", "failed": "red"}
 
@@ -53,7 +52,7 @@ class View:
         lines = console.render_lines(_heading(self), options, pad=False)
         if self.snapshot is None:
             return lines
-        rows = Room(height).share(self.snapshot.counts)
+        rows = Layout(height).rows(self.snapshot.counts)
         for part in _parts(self.snapshot, rows, options):
             lines += [[]] if rows.spacious else []
             lines += console.render_lines(part, options, pad=False)
@@ -150,7 +149,7 @@ def _workers(snapshot: Snapshot, rows: int, bar: str | None) -> Table:
     gone = f"{number(fleet.gone)} gone" if fleet.gone else ""
     shown = f"{len(workers)} shown" if len(workers) < len(snapshot.workers) else ""
     table.add_column(_title("workers", f"{number(fleet.up)} up", gone, shown))
-    _number_columns(table, "places", *([""] if bar else []), "tokens/s", *(["model", "up for"] if bar else []))
+    _number_columns(table, "slots", *([""] if bar else []), "tokens/s", *(["model", "up for"] if bar else []))
     for worker in workers:
         table.add_row(*_worker_cells(worker, snapshot.taken_at, bar))
     if not snapshot.workers:
@@ -159,11 +158,11 @@ def _workers(snapshot: Snapshot, rows: int, bar: str | None) -> Table:
 
 
 def _worker_cells(worker: WorkerLine, now: float, bar: str | None) -> Iterator[RenderableType]:
-    reported = worker.used is not None and worker.places is not None
+    reported = worker.used is not None and worker.slots is not None
     yield Cropped(worker.name, "" if worker.alive else "red")
-    yield f"{number(worker.used or 0)}/{number(worker.places or 0)}" if reported else "-"
+    yield f"{number(worker.used or 0)}/{number(worker.slots or 0)}" if reported else "-"
     if bar:
-        yield _bar(worker.used or 0, worker.places or 0, *bar)
+        yield _bar(worker.used or 0, worker.slots or 0, *bar)
     speed = "-" if worker.tokens_per_second is None else number(worker.tokens_per_second)
     yield Text(speed, "cyan") if worker.alive else Text("gone", "bold red")
     if bar:
@@ -171,8 +170,8 @@ def _worker_cells(worker: WorkerLine, now: float, bar: str | None) -> Iterator[R
         yield span(now - worker.started_at) if worker.alive and worker.started_at else "-"
 
 
-def _bar(used: int, places: int, filled: str, empty: str) -> Text:
-    full = min(_BAR_CELLS, -(-_BAR_CELLS * used // places)) if places > 0 else 0
+def _bar(used: int, slots: int, filled: str, empty: str) -> Text:
+    full = min(_BAR_CELLS, -(-_BAR_CELLS * used // slots)) if slots > 0 else 0
     return Text.assemble((filled * full, "cyan"), (empty * (_BAR_CELLS - full), "bright_black"))
 
 

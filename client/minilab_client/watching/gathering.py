@@ -1,7 +1,4 @@
-"""Makes a snapshot of the service, look by look, in two round trips: what there is, then what is visible of it.
-
-It must not know how a snapshot is drawn, and it changes nothing in Redis.
-"""
+"""Makes a snapshot of the service in three round trips: the time, what there is, what fits the screen. Read-only."""
 
 from __future__ import annotations
 
@@ -10,12 +7,13 @@ from collections.abc import Collection
 
 import redis
 
-from minilab_client.watching.room import Room
+from minilab_client.watching.layout import Layout
 from minilab_client.watching.snapshot import Counts, ModelLine, Snapshot
 from minilab_client.watching.streams import EndedJobs, RunningJobs
 from minilab_client.watching.survey import Survey, readable, survey
 from minilab_client.watching.workforce import Workforce
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.clock import server_time
 
 
 class Gatherer:
@@ -29,10 +27,11 @@ class Gatherer:
         self._running = RunningJobs()
         self._ended = EndedJobs()
 
-    def look(self, room: Room) -> Snapshot:
-        """What there is now, and as many jobs of it as there is room for. Raises what redis-py raises."""
-        found = self._survey(room.height)
-        rows = room.share(_counts(len(found.models), len(found.workers), found.models.values()))
+    def look(self, layout: Layout) -> Snapshot:
+        """What there is now, and as many of its jobs as fit the screen. Raises what redis-py raises."""
+        now = server_time(self._connection)
+        found = self._survey(layout.height, now)
+        rows = layout.rows(_counts(len(found.models), len(found.workers), found.models.values()))
         workforce = self._workforce
         with self._connection.pipeline(transaction=False) as pipeline:
             workforce.ask(pipeline, found.workers)
@@ -43,11 +42,11 @@ class Gatherer:
         up = {line.name for line in workforce.lines if line.alive}
         running = self._running.read(answers, up.__contains__)
         ended = self._ended.read(answers)
-        queued = {name.split(".")[1] for name in self._queues}
+        queued = {parts[0] for name in self._queues if (parts := keys.queue_parts(name))}
         idle = {line.model for line in workforce.lines} - queued - {""}
         models = {name: ModelLine(name) for name in idle} | found.models
         return Snapshot(
-            taken_at=time.time(),
+            taken_at=now,
             models=tuple(models[name] for name in sorted(models)),
             fleet=workforce.fleet,
             workers=workforce.lines,
@@ -57,11 +56,11 @@ class Gatherer:
             counts=_counts(len(queued | idle), len(workforce.lines), models.values()),
         )
 
-    def _survey(self, most: int) -> Survey:
-        found = survey(self._connection, self._queues, self._running.followed, most)
+    def _survey(self, most: int, now: float) -> Survey:
+        found = survey(self._connection, self._queues, self._running.followed, most, now)
         if self._model is None and found.queues != self._queues:  # there are new ones, or this is the first look
             self._queues = found.queues
-            found = survey(self._connection, self._queues, self._running.followed, most)
+            found = survey(self._connection, self._queues, self._running.followed, most, now)
         return found
 
 

@@ -1,6 +1,6 @@
 """A terminal while the view has it: its other screen, its keys and its signals, all of it given back at the end.
 
-It must not know what is shown. It needs termios: whoever imports it has a terminal of a Unix.
+It needs termios, which only Unix has.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rich.console import Console, RenderableType
 
 from minilab_client.exit_codes import ExitCode
 
-Wish = Literal["look", "redraw", "suspend", "leave"]
-"""What is to be done next: time has passed, or whoever sits there wants something."""
+Wish = Literal["look", "redraw", "suspend", "exit"]
+"""What is to be done next: time has passed, a key was struck or a signal came."""
 
 # Lines are not wrapped: a terminal that draws a character wider than we think cuts that line and spoils no other.
 _TAKE: Final = "\x1b[?1049h\x1b[?25l\x1b[?7l"
@@ -81,11 +81,11 @@ class Screen:
         self._write(_HOME + "\r\n".join(_CLEAR_LINE + line for line in lines) + rest)
 
     def wait(self, seconds: float) -> Wish:
-        """Return after so many seconds, or at once when somebody wants something."""
+        """Return after so many seconds, or at once for a key or a signal."""
         sources: list[Any] = [self._awake] if self._keyboard is None else [self._awake, self._keyboard]
         ready, _, _ = select.select(sources, [], [], max(0.0, seconds))
-        if self._keyboard in ready and self._leaves():
-            return "leave"
+        if self._keyboard in ready and self._exits():
+            return "exit"
         if self._awake in ready:
             with contextlib.suppress(BlockingIOError):
                 self._awake.recv(1024)
@@ -97,7 +97,7 @@ class Screen:
         self._stopping = False
         self._give_back()
         handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
-        os.kill(os.getpid(), signal.SIGTSTP)  # returns when somebody lets us go on
+        os.kill(os.getpid(), signal.SIGTSTP)  # returns after SIGCONT
         signal.signal(signal.SIGTSTP, handler)
         self._take()
 
@@ -114,7 +114,7 @@ class Screen:
             if self._keyboard is not None and self._saved is not None:
                 termios.tcsetattr(self._keyboard, termios.TCSADRAIN, self._saved)
 
-    def _leaves(self) -> bool:
+    def _exits(self) -> bool:
         """Whether q is among the keys that were struck, or no more keys will come."""
         assert self._keyboard is not None
         keys = os.read(self._keyboard, 1024)
@@ -122,7 +122,7 @@ class Screen:
 
     @contextlib.contextmanager
     def _signals(self) -> Iterator[None]:
-        """SIGTERM ends the program in order, SIGTSTP is noted, SIGWINCH only wakes who waits."""
+        """SIGTERM ends the program in order, SIGTSTP is noted, SIGWINCH only ends a wait."""
 
         def end(_signal: int, _frame: FrameType | None) -> NoReturn:
             raise SystemExit(ExitCode.TERMINATED)

@@ -1,11 +1,13 @@
 """What one look at the service saw, frozen, so that it can be drawn again at another size.
 
-It must not know where it comes from or how it is shown. Everything in it may have been written by a stranger.
+Everything in it may have been written by another program.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any
 
 WINDOW = 60.0
 """Seconds of speed that are kept."""
@@ -53,7 +55,7 @@ class WorkerLine:
     model: str
     alive: bool
     used: int | None = None
-    places: int | None = None
+    slots: int | None = None
     tokens_per_second: float | None = None
     started_at: float | None = None
     """Unix time in seconds."""
@@ -65,9 +67,9 @@ class Fleet:
 
     up: int = 0
     gone: int = 0
-    """Those whose lease ran out although they did not say goodbye."""
+    """Those whose lease has expired without a clean exit."""
     used: int = 0
-    places: int = 0
+    slots: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +81,7 @@ class RunningJob:
     text: str = ""
     """The end of its text."""
     worker_gone: bool = False
-    """Whether it waits for another worker, since the lease of its own has run out."""
+    """Whether it waits for another worker, since the lease of its own has expired."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ class EndedJob:
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class SpeedSample:
     """The speed between one look and the look before it."""
 
     at: float
@@ -111,7 +113,7 @@ class Speed:
 
     now: float | None = None
     """None where no worker that is up tells."""
-    samples: tuple[Sample, ...] = ()
+    samples: tuple[SpeedSample, ...] = ()
     """Oldest first."""
     began_at: float = 0.0
     """When the watch began, on the clock of the samples."""
@@ -142,3 +144,34 @@ class Snapshot:
     @property
     def queued(self) -> int:
         return sum(model.queued for model in self.models)
+
+
+def line(snapshot: Snapshot) -> str:
+    """A look in one line, for people and for `awk`."""
+    speed = snapshot.speed.now
+    parts = (
+        clock(snapshot.taken_at),
+        f"queued {snapshot.queued}",
+        f"running {snapshot.counts.running}",
+        f"tokens/s {'-' if speed is None else round(speed)}",
+        f"workers {snapshot.fleet.up}",
+    )
+    return "  ".join(parts)
+
+
+def figures(snapshot: Snapshot) -> dict[str, Any]:
+    """The whole look in JSON; times are Unix times in seconds."""
+    seen = asdict(snapshot)
+    speed, counts = seen.pop("speed"), seen.pop("counts")
+    totals = {"queued": snapshot.queued, "running_jobs": counts["running"], "tokens_per_second": speed["now"]}
+    return {**totals, **seen}
+
+
+def number(value: float) -> str:
+    """A whole number with its thousands apart."""
+    return f"{round(value):,}".replace(",", " ")
+
+
+def clock(moment: float) -> str:
+    """The local time of a Unix time."""
+    return datetime.fromtimestamp(moment, UTC).astimezone().strftime("%H:%M:%S")

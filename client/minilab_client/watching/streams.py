@@ -1,6 +1,6 @@
 """What a look reads of jobs: the text of those that run, as it grows, and how others ended.
 
-It must not know which jobs are shown. A running job's stream is read on from where the last look stopped.
+A running job's stream is read on from where the last look stopped.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class EndedJobs:
         when = _unix_time(next(answers)) or ending.ended_at
         last = next(answers)
         event = _decoded(last[0]) if last else None
-        if not isinstance(event, EndEvent):  # its stream has expired, or nobody has written the end yet
+        if not isinstance(event, EndEvent):  # its stream has expired, or its end is not written yet
             tokens = event.number if event else 0
             return EndedJob(ending.job_id, when, ending.state, ending.state == "finished", tokens)
         error = event.error or (f"while {event.phase}" if event.phase else "")

@@ -1,12 +1,11 @@
-"""What there is in RQ's books, in one round trip: queues, who runs, who ended, which workers. It only reads.
+"""What there is in RQ's records, in one round trip: queues, running and ended jobs, workers. Read-only.
 
-It must not know what is shown of it. However much waits or runs, it costs the same: lengths and the ends of lists.
+However much waits or runs, it costs the same: lengths and the ends of lists.
 """
 
 from __future__ import annotations
 
 import contextlib
-import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,10 +27,10 @@ MOST_QUEUES: Final = 150
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """A job that RQ's books say has ended."""
+    """A job that RQ's records say has ended."""
 
     ended_at: float
-    """Unix time in seconds, as far as the books tell: within what others may have set as its time to live."""
+    """Unix time in seconds, as far as the records tell: within what others may have set as its time to live."""
     job_id: str
     state: str
 
@@ -51,10 +50,10 @@ class Survey:
     """RQ's keys of all workers, also of programs that are not ours."""
 
 
-def survey(connection: redis.Redis, queues: Sequence[str], followed: Sequence[str], most: int) -> Survey:
+def survey(connection: redis.Redis, queues: Sequence[str], followed: Sequence[str], most: int, now: float) -> Survey:
     """Look into the first :data:`MOST_QUEUES` of these queues: at most ``most`` ids, 1 or more, from each list.
 
-    ``followed`` are jobs that ran a while ago. Raises what redis-py raises.
+    ``followed`` are jobs that ran a while ago; ``now`` is by the server's clock. Raises what redis-py raises.
     """
     visited = queues[:MOST_QUEUES]
     with connection.pipeline(transaction=False) as pipeline:
@@ -63,23 +62,23 @@ def survey(connection: redis.Redis, queues: Sequence[str], followed: Sequence[st
         for job_id in followed:
             pipeline.hget(Job.key_for(job_id), "status")
         for name in visited:
-            _ask(pipeline, queue_of(connection, name), most)
+            _ask(pipeline, queue_of(connection, name), most, now)
         answers = readable(pipeline.execute(raise_on_error=False))
     names = [text_of(key).removeprefix(Queue.redis_queue_namespace_prefix) for key in next(answers) or ()]
     workers = [text_of(key) for key in next(answers) or ()]
     still = [job_id for job_id in followed if next(answers) == b"started"]
-    books = [_read(name, answers) for name in visited]
+    records = [_read(name, answers) for name in visited]
     return Survey(
         queues=tuple(sorted(name for name in names if keys.queue_parts(name))),
-        models=_by_model(books),
-        running=tuple(dict.fromkeys([*still, *(job_id for book in books for job_id in book.running)])),
-        endings=_newest_first(end for book in books for end in book.endings),
+        models=_by_model(records),
+        running=tuple(dict.fromkeys([*still, *(job_id for record in records for job_id in record.running)])),
+        endings=_newest_first(end for record in records for end in record.endings),
         workers=tuple(sorted(workers)),
     )
 
 
 def readable(answers: Iterable[Any]) -> Iterator[Any]:
-    """The answers, with None for a key that somebody overwrote with another type. Raises every other error."""
+    """The answers, with None for a key that was overwritten with another type. Raises every other error."""
     for answer in answers:
         if isinstance(answer, Exception):
             if not str(answer).startswith("WRONGTYPE"):
@@ -94,7 +93,7 @@ def text_of(raw: bytes) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class _Book:
+class _QueueRecord:
     """What was found in one queue."""
 
     model: str
@@ -105,11 +104,10 @@ class _Book:
 
 
 _ENDINGS: Final = (("finished", keys.RETENTION), ("failed", keys.RETENTION), ("cancelled", 0))
-"""How jobs may have ended by RQ's books, and how many seconds after the end lies the time that is written there."""
+"""How jobs may have ended by RQ's records, and how many seconds after the end lies the time that is written there."""
 
 
-def _ask(pipeline: Any, queue: Queue, most: int) -> None:
-    now = time.time()
+def _ask(pipeline: Any, queue: Queue, most: int, now: float) -> None:
     running, done = queue.started_job_registry.key, queue.finished_job_registry.key
     failed, cancelled = queue.failed_job_registry.key, queue.canceled_job_registry.key
     pipeline.llen(queue.key)
@@ -122,7 +120,7 @@ def _ask(pipeline: Any, queue: Queue, most: int) -> None:
         pipeline.zrange(registry, -most, -1, withscores=True)
 
 
-def _read(name: str, answers: Iterator[Any]) -> _Book:
+def _read(name: str, answers: Iterator[Any]) -> _QueueRecord:
     """Take as many answers as questions were asked about a queue."""
     parts = keys.queue_parts(name)
     assert parts is not None, name
@@ -135,7 +133,7 @@ def _read(name: str, answers: Iterator[Any]) -> _Book:
         for member, score in next(answers) or ()
         for job_id in _job_ids([member])
     ]
-    return _Book(model, figures, tuple(running), tuple(endings))
+    return _QueueRecord(model, figures, tuple(running), tuple(endings))
 
 
 def _job_ids(members: Iterable[bytes]) -> Iterator[str]:
@@ -148,13 +146,13 @@ def _job_ids(members: Iterable[bytes]) -> Iterator[str]:
 def _newest_first(endings: Iterable[Ending]) -> tuple[Ending, ...]:
     found: dict[str, Ending] = {}
     for ending in sorted(endings, key=lambda ending: -ending.ended_at):
-        found.setdefault(ending.job_id, ending)  # one that several books know counts as what it became last
+        found.setdefault(ending.job_id, ending)  # one that several registries hold counts as what it became last
     return tuple(found.values())
 
 
-def _by_model(books: Iterable[_Book]) -> dict[str, ModelLine]:
+def _by_model(records: Iterable[_QueueRecord]) -> dict[str, ModelLine]:
     """One line for each model, the figures of its queues added up."""
     sums: defaultdict[str, Counter[str]] = defaultdict(Counter)
-    for book in books:
-        sums[book.model].update(book.figures)
+    for record in records:
+        sums[record.model].update(record.figures)
     return {model: ModelLine(model, **figures) for model, figures in sums.items()}

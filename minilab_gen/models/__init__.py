@@ -1,0 +1,1 @@
+"""Models: what a folder says, and the decoder in plain torch."""

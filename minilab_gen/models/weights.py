@@ -1,0 +1,140 @@
+"""The tensors of a checkpoint folder, in one ``safetensors`` file or several: found, checked and read one at a time.
+
+Tensors are mapped from the file, so that what is not used costs no memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from safetensors import SafetensorError, safe_open
+
+from minilab_gen.errors import CheckpointError
+from minilab_gen.json_file import read_json
+
+if TYPE_CHECKING:
+    from torch import Tensor  # takes seconds, and whether files are whole is known before that
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+"""Which of several files holds which tensor."""
+
+_DTYPES = ("F32", "F16", "BF16")
+"""How a weight may be stored, in the words of safetensors."""
+
+_LENGTH_BYTES = 8
+"""Bytes of the number at the start of a file that gives the length of its header."""
+
+_LONGEST_HEADER = 100_000_000
+"""Bytes that safetensors allows a header to have."""
+
+
+class StoredWeights:
+    """The tensors in a folder, by name. Raises CheckpointError for a file that is missing, cut short or damaged."""
+
+    def __init__(self, folder: Path) -> None:
+        self.files = weight_files(folder)
+        self._file_of: dict[str, Path] = {}
+        self._shapes: dict[str, tuple[int, ...]] = {}
+        for file in self.files:
+            self._look_into(file)
+
+    def check(self, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]) -> None:
+        """Raise CheckpointError unless these tensors are there, in these shapes, and no others.
+
+        ``ignored`` are ends of names that may stand there besides.
+        """
+        folder = self.files[0].parent
+        for name, shape in expected.items():
+            if name not in self._shapes:
+                raise CheckpointError(f"{folder} lacks the tensor {name}, which must be {shape}")
+            if self._shapes[name] != shape:
+                raise CheckpointError(
+                    f"{self._file_of[name]}: the tensor {name} must be {shape}, got {self._shapes[name]}"
+                )
+        extra = [name for name in self._shapes if name not in expected and not name.endswith(ignored)]
+        if extra:
+            others = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
+            raise CheckpointError(f"{self._file_of[extra[0]]}: no part of this model takes {extra[0]}{others}")
+
+    def read(self, name: str) -> Tensor:
+        """A tensor as it is stored, mapped from its file for as long as it is held."""
+        file = self._file_of[name]
+        try:
+            with safe_open(file, framework="pt") as opened:  # opened anew for each, so that each is let go by itself
+                tensor: Tensor = opened.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(file, error) from error
+        return tensor
+
+    def _look_into(self, file: Path) -> None:
+        """Note what a file holds; no weight is read."""
+        try:
+            with safe_open(file, framework="pt") as opened:
+                for name in opened.keys():  # noqa: SIM118 - it is no mapping
+                    part = opened.get_slice(name)
+                    if part.get_dtype() not in _DTYPES:
+                        stored = part.get_dtype()
+                        raise CheckpointError(f"{file}: {name} must be stored as {', '.join(_DTYPES)}, got {stored}")
+                    self._file_of[name], self._shapes[name] = file, tuple(part.get_shape())
+        except (OSError, SafetensorError) as error:
+            raise _unreadable(file, error) from error
+
+
+def check_weight_files(folder: Path) -> None:
+    """Raise CheckpointError unless all files with weights are there and none is cut short. Needs no torch."""
+    for file in weight_files(folder):
+        _check_size(file)
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """The files that hold the weights of a folder, in order."""
+    index = folder / INDEX_FILE
+    if (folder / SINGLE_FILE).exists() or not index.exists():
+        return [folder / SINGLE_FILE]
+    names = read_json(index).get("weight_map")
+    if not isinstance(names, dict) or not names:
+        raise CheckpointError(f"{index} must have a weight_map of tensors and files")
+    files = sorted(set(map(str, names.values())))
+    for name in files:
+        if Path(name).name != name:
+            raise CheckpointError(f"{index} must name files of its own folder, got {name!r}")
+    return [folder / name for name in files]
+
+
+def _unreadable(file: Path, error: Exception) -> CheckpointError:
+    """What is wrong with a file, in words that help: most often it is a copy that was broken off."""
+    try:
+        _check_size(file)
+    except CheckpointError as known:
+        return known
+    return CheckpointError(f"{file} cannot be read: {error}")
+
+
+def _check_size(file: Path) -> None:
+    try:
+        size, promised = file.stat().st_size, _promised_size(file)
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    if promised is not None and size < promised:
+        raise CheckpointError(f"{file} cannot be read: it is cut short, {size} of {promised} bytes are there")
+
+
+def _promised_size(file: Path) -> int | None:
+    """The size that a file's header says it has; None where there is no header to be read."""
+    with file.open("rb") as opened:
+        start = opened.read(_LENGTH_BYTES)
+        if len(start) < _LENGTH_BYTES:
+            return _LENGTH_BYTES
+        length = int.from_bytes(start, "little")
+        if length > _LONGEST_HEADER:
+            return None
+        header = opened.read(length)
+    try:
+        ends = [tensor["data_offsets"][1] for name, tensor in json.loads(header).items() if name != "__metadata__"]
+        return _LENGTH_BYTES + length + max(ends, default=0)
+    except (ValueError, TypeError, LookupError, AttributeError):
+        return _LENGTH_BYTES + length if len(header) < length else None

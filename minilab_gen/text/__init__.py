@@ -1,0 +1,1 @@
+"""Text to ids and ids to text; conversations. Needs neither torch nor Redis."""

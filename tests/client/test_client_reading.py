@@ -1,0 +1,452 @@
+"""What ``minilab-client`` shows of jobs, models and workers, and how it ends. No server is needed."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+
+import pytest
+import redis
+from minilab_client.follow import WaitingNotes
+from minilab_client.output import flush, write_json
+from minilab_client.output import write as write_text
+from rq.job import JobStatus
+from support.client_program import (
+    announce_worker,
+    client,
+    end,
+    events,
+    fake_redis,
+    overdue,
+    queued,
+    run,
+    start,
+    submit,
+    write,
+)
+
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.cards import ModelCard, publish_card
+from minilab_gen.protocol.events import EndReason, JobState
+from minilab_gen.protocol.jobs import JobView, fetch
+from minilab_gen.text.tokenizer import get_tokenizer
+
+TEXTS = (" é", "", "tait\n", " là")
+JOB_COMMANDS = ("tail", "status", "result", "cancel", "retry", "verify")
+
+
+@pytest.fixture(autouse=True)
+def connection(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
+    """The fake Redis that the program uses."""
+    return fake_redis(monkeypatch)
+
+
+# tail
+
+
+def test_tail_prints_the_text_of_an_ended_job_and_a_line_end(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS)
+
+    result = client("tail", "x")
+
+    assert (result.exit_code, result.stdout, result.stderr) == (0, " était\n là\n", "")
+
+
+def test_tail_begins_after_the_token_that_it_is_given(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS)
+
+    shown = events(client("tail", "x", "--from", "2", "--json"))
+
+    assert [event["n"] for event in shown[:-1]] == [3, 4]
+
+
+def test_two_tails_joined_at_any_token_are_the_whole(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS)
+    whole = events(client("tail", "x", "--json"))
+
+    for place in range(len(TEXTS) + 1):
+        assert whole[:place] + events(client("tail", "x", "--from", str(place), "--json")) == whole
+
+
+def test_tail_from_behind_the_end_shows_only_the_end(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS)
+
+    (event,) = events(client("tail", "x", "--from", "99", "--json"))
+
+    assert event == {"event": "end", "end": "length", "tokens": 4, "prompt_tokens": 3}
+
+
+@pytest.mark.parametrize("place", ["-1", "abc", "1-", "5-5-5", "", "$", " 0", "+", "1.0", "1_0", "１", "²", "9" * 30])
+def test_tail_refuses_a_start_that_is_no_token_number(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    monkeypatch.setattr("minilab_gen.protocol.connection.connect", pytest.fail)
+
+    result = client("tail", "x", "--from", place)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert f"got {place!r}" in result.stderr
+
+
+def test_tail_shows_many_tokens_of_one_moment_in_order(connection: redis.Redis) -> None:
+    run(connection, "x", [f"{n} " for n in range(2500)])
+
+    assert client("tail", "x").stdout.split() == [str(n) for n in range(2500)]
+
+
+@pytest.mark.parametrize(
+    ("reason", "details", "code", "said"),
+    [
+        ("stop", {"stop_id": 103}, 0, ""),
+        ("context", {}, 0, ""),
+        ("cancelled", {}, 5, "job x was cancelled after 1 token\n"),
+        (
+            "timeout",
+            {"phase": "running"},
+            1,
+            "error: job x ran out of time after 1 token; submit it again with a longer",
+        ),
+        ("error", {"error": "non-finite\nlogits"}, 1, "error: job x failed after 1 token: non-finite logits\n"),
+    ],
+)
+@pytest.mark.parametrize("command", ["tail", "result"])
+def test_the_exit_code_tells_how_the_job_ended(
+    connection: redis.Redis, command: str, reason: EndReason, details: dict[str, str], code: int, said: str
+) -> None:
+    run(connection, "x", ["was"], reason, **details)
+
+    result = client(command, "x")
+
+    assert (result.exit_code, result.stdout) == (code, "was\n")
+    assert result.stderr.startswith(said)
+    assert result.stderr.count("\n") == bool(said)
+
+
+def test_a_job_that_failed_before_its_first_token_prints_nothing(connection: redis.Redis) -> None:
+    run(connection, "x", [], "error", error="no reason")
+
+    assert client("tail", "x").stdout == client("result", "x").stdout == ""
+
+
+def test_an_answer_without_text_is_an_empty_line(connection: redis.Redis) -> None:
+    run(connection, "x", [""], "stop", stop_id=0)
+
+    assert client("tail", "x").stdout == client("result", "x").stdout == "\n"
+
+
+def test_the_rest_of_a_character_cut_short_is_shown(connection: redis.Redis) -> None:
+    run(connection, "x", ["a", ""], text="�")
+
+    assert client("tail", "x").stdout == client("result", "x").stdout == "a�\n"
+
+
+def test_tail_of_a_job_that_waited_too_long_ends_with_expired(connection: redis.Redis) -> None:
+    overdue(connection, "x")
+
+    result = client("tail", "x")
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "job x expired" in result.stderr
+
+
+def test_tail_of_a_job_that_failed_unread_ends_with_its_reason(connection: redis.Redis) -> None:
+    submit(connection, "x")
+    start(connection, "x")
+    fetch(connection, "x").set_status(JobStatus.FAILED)
+
+    result = client("tail", "x")
+
+    assert result.exit_code == 1
+    assert "job x failed after 0 tokens" in result.stderr
+
+
+def test_tail_prints_a_stream_whose_job_is_forgotten(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS)
+    fetch(connection, "x").delete()
+
+    result = client("tail", "x")
+
+    assert (result.exit_code, result.stdout) == (0, " était\n là\n")
+
+
+def test_a_stream_with_a_hole_is_not_shown_as_whole(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS)
+    connection.xdel(keys.token_stream("x"), "2-0")
+
+    result = client("tail", "x")
+
+    assert result.exit_code == 1
+    assert result.stderr == "error: the stream has a gap: token 2 is missing\n"
+
+
+def test_a_stream_that_expired_before_its_job_is_unknown(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS)
+    connection.delete(keys.token_stream("x"))
+
+    for command in ("tail", "result"):
+        result = client(command, "x")
+        assert result.exit_code == 3
+        assert "expired" in result.stderr
+
+
+@pytest.mark.parametrize("command", JOB_COMMANDS)
+def test_an_unknown_job_has_an_exit_code_of_its_own(command: str) -> None:
+    result = client(command, "nope")
+
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr == "error: unknown or expired job: nope; `minilab-client jobs` lists what is there\n"
+
+
+@pytest.mark.parametrize("command", JOB_COMMANDS)
+@pytest.mark.parametrize("job_id", ["a:b", "a b", "ü", ""])
+def test_a_bad_job_id_is_refused_before_a_connection_is_made(
+    monkeypatch: pytest.MonkeyPatch, command: str, job_id: str
+) -> None:
+    monkeypatch.setattr("minilab_gen.protocol.connection.connect", pytest.fail)
+
+    result = client(command, job_id)
+
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "a job id must be 1 to 128 letters" in result.stderr
+
+
+# waiting
+
+QUEUED = JobView("x", "queued", "base", 0, None, position=2, worker=None, workers_alive=1, error=None)
+
+
+def test_a_wait_is_told_once_for_each_change(capsys: pytest.CaptureFixture[str]) -> None:
+    notes = WaitingNotes()
+    running = replace(QUEUED, state="started", position=None)
+    lost = replace(running, workers_alive=0)
+
+    for view in (QUEUED, QUEUED, replace(QUEUED, position=0), running, running, lost, lost, running, lost):
+        notes(view)
+
+    queue, following, gone, gone_again = capsys.readouterr().err.splitlines()
+    assert queue == "waiting: 2 jobs stand before it in the queue"
+    assert following == "waiting: it is the next in the queue"
+    assert gone == gone_again
+    assert gone.startswith("waiting: its worker is gone")
+
+
+def test_a_wait_without_a_worker_says_how_to_start_one(capsys: pytest.CaptureFixture[str]) -> None:
+    WaitingNotes()(replace(QUEUED, workers_alive=0))
+
+    assert capsys.readouterr().err.endswith("serves the model base; start one in another terminal: minilab-worker\n")
+
+
+@pytest.mark.parametrize("state", ["queued", "started"])
+def test_what_to_start_is_never_the_shipped_model_under_the_name_of_another(
+    capsys: pytest.CaptureFixture[str], state: JobState
+) -> None:
+    WaitingNotes()(replace(QUEUED, workers_alive=0, model="other", state=state))
+
+    assert ": minilab-worker --model ./other --name other, where ./other is its folder" in capsys.readouterr().err
+
+
+# status
+
+
+def test_status_of_a_waiting_job_tells_its_place_and_that_no_worker_is_there(connection: redis.Redis) -> None:
+    submit(connection, "first")
+    submit(connection, "x")
+
+    seen = json.loads(client("status", "x", "--json").stdout)
+
+    assert (seen["state"], seen["position"], seen["workers_alive"], seen["end"]) == ("queued", 1, 0, None)
+    assert "no worker serves the model base" in client("status", "x").stdout
+
+
+def test_status_of_a_job_whose_worker_is_gone_says_so(connection: redis.Redis) -> None:
+    announce_worker(connection, alive=False)
+    submit(connection, "x")
+    start(connection, "x")
+    write(connection, "x", "a", "b")
+
+    result = client("status", "x")
+
+    assert result.exit_code == 0
+    assert "its worker is gone" in result.stdout
+    assert "tokens   2" in result.stdout
+
+
+def test_status_of_an_ended_job_is_no_failure_and_tells_the_end(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS, "error", error="it\x1b[2J broke")
+
+    result = client("status", "x")
+
+    assert result.exit_code == 0
+    assert "state    failed" in result.stdout
+    seen = json.loads(client("status", "x", "--json").stdout)
+    assert (seen["end"], seen["error"], seen["tokens"], seen["prompt_tokens"]) == (
+        "error",
+        "it\x1b[2J broke",
+        4,
+        3,
+    )
+
+
+def test_status_of_a_job_that_waited_too_long_is_failed(connection: redis.Redis) -> None:
+    overdue(connection, "x")
+
+    seen = json.loads(client("status", "x", "--json").stdout)
+
+    assert (seen["state"], seen["end"], seen["phase"]) == ("failed", "timeout", "waiting")
+
+
+# result
+
+
+def test_the_result_is_what_tail_prints(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS)
+
+    assert client("result", "x").stdout == client("tail", "x").stdout
+
+
+def test_the_result_as_ids_is_what_submit_takes(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS)
+
+    ids = client("result", "x", "--format", "ids").stdout
+
+    assert ids == "101,102,103,104\n"
+    assert client("submit", "--ids", ids.strip()).exit_code == 0
+
+
+@pytest.mark.parametrize("flags", [("--json",), ("--format", "json")])
+def test_the_result_as_json_has_ids_text_seed_and_end(connection: redis.Redis, flags: tuple[str, ...]) -> None:
+    run(connection, "x", TEXTS)
+
+    (seen,) = events(client("result", "x", *flags))
+
+    assert (seen["ids"], seen["text"], seen["seed"], seen["end"]) == (
+        [101, 102, 103, 104],
+        " était\n là",
+        0,
+        "length",
+    )
+
+
+def test_a_job_that_has_not_ended_has_no_result_yet(connection: redis.Redis) -> None:
+    submit(connection, "x")
+    start(connection, "x")
+    write(connection, "x", "a")
+
+    result = client("result", "x")
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "has not ended: it is started, with 1 tokens so far; --wait" in result.stderr
+
+
+def test_the_result_can_be_waited_for(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    submit(connection, "x")
+
+    def say_and_answer(_: str) -> None:
+        start(connection, "x")
+        write(connection, "x", "a", "b")
+        end(connection, "x", 2)
+
+    monkeypatch.setattr("minilab_client.follow.say", say_and_answer)
+
+    result = client("result", "x", "--wait")
+
+    assert (result.exit_code, result.stdout) == (0, "ab\n")
+
+
+# cancel
+
+
+def test_a_waiting_job_is_cancelled_at_once(connection: redis.Redis) -> None:
+    submit(connection, "x")
+
+    result = client("cancel", "x")
+
+    assert (result.exit_code, result.stdout) == (0, "x  was queued, now cancelled\n")
+    assert queued(connection) == []
+    assert client("tail", "x").exit_code == 5
+
+
+def test_a_running_job_is_told_to_stop_and_not_called_cancelled(connection: redis.Redis) -> None:
+    submit(connection, "x")
+    start(connection, "x")
+
+    result = client("cancel", "x", "--json")
+
+    assert events(result) == [{"job_id": "x", "was": "started", "state": "started"}]
+    assert connection.exists(keys.cancel_flag("x"))
+
+
+def test_cancelling_an_ended_job_changes_nothing_and_is_no_error(connection: redis.Redis) -> None:
+    run(connection, "x", TEXTS)
+
+    result = client("cancel", "x")
+
+    assert (result.exit_code, result.stdout) == (0, "x  had already ended: finished\n")
+    assert client("tail", "x").exit_code == 0
+
+
+def test_the_others_are_cancelled_beside_an_unknown_job(connection: redis.Redis) -> None:
+    submit(connection, "x")
+
+    result = client("cancel", "nope", "x")
+
+    assert (result.exit_code, result.stdout) == (3, "x  was queued, now cancelled\n")
+    assert "unknown or expired job: nope" in result.stderr
+
+
+# lists
+
+
+@pytest.mark.parametrize("command", ["jobs", "models", "workers"])
+def test_an_empty_list_is_an_empty_array_and_a_word_to_people(command: str) -> None:
+    assert client(command, "--json").stdout == "[]\n"
+    result = client(command)
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr.startswith("no ")
+
+
+# models
+
+
+def test_models_are_listed_with_their_workers(connection: redis.Redis) -> None:
+    card = ModelCard("other", 64, 2048, (0,), "f" * 16, "exact", "t" * 32)
+    publish_card(connection, card, get_tokenizer().to_json())
+
+    (listed,) = json.loads(client("models", "--json").stdout)
+
+    assert (listed["name"], listed["context_length"], listed["workers_alive"]) == ("other", 64, 0)
+    assert client("models").stdout.splitlines()[1].split() == ["other", "64", "2048", "no", "0", "f" * 16, "exact"]
+
+
+# output
+
+
+def test_json_stays_whole_where_stdout_cannot_carry_its_letters(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
+
+    write_json({"text": "é"})
+    flush()
+
+    assert raw.getvalue() == b'{"text": "\\u00e9"}\n'
+
+
+def test_a_terminal_is_not_at_the_mercy_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    terminal = Terminal()
+    monkeypatch.setattr("sys.stdout", terminal)
+
+    write_text("a\x1b[2J\tb\n")
+
+    assert terminal.getvalue() == "a�[2J\tb\n"
+
+
+def test_a_prompt_that_is_too_long_is_refused_before_it_is_read_whole(connection: redis.Redis) -> None:
+    result = client("submit", "-", stdin=b"x" * 4_000_001)
+
+    assert result.exit_code == 2
+    assert "a prompt must hold at most 1000000 characters, got more" in result.stderr

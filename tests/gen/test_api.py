@@ -1,0 +1,342 @@
+"""The functions that programs call, end to end: a real server, a worker, and nothing that they leave behind."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, closing
+from typing import Any
+
+import pytest
+import redis
+from minilab_worker.serving import ServedModel
+from minilab_worker.worker import Worker
+from rq import Queue, scripts
+from rq.serializers import JSONSerializer
+from support.engines import slow_engine
+from support.waiting import wait_until
+
+import minilab_gen
+from minilab_gen import EndEvent, GenerationRequest, JobResult, SamplingSettings, TokenEvent
+from minilab_gen.errors import (
+    DuplicateJobError,
+    RedisUnavailableError,
+    RequestError,
+    UnknownJobError,
+    UnknownModelError,
+)
+from minilab_gen.generate import generate
+from minilab_gen.protocol import jobs, keys
+from minilab_gen.protocol.events import Event
+
+StartWorker = Callable[..., Worker]
+NOWHERE = "redis://127.0.0.1:1"
+"""Where no server can be: the port of a service that no machine runs."""
+
+
+def queued(server: redis.Redis) -> list[str]:
+    return list(Queue(keys.queue_name("base"), connection=server, serializer=JSONSerializer).get_job_ids())
+
+
+def request_of(server: redis.Redis, job_id: str) -> GenerationRequest:
+    return jobs.request_of(jobs.fetch(server, job_id))
+
+
+def finished(job_id: str) -> JobResult:
+    """The result of a job, once it has ended."""
+    list(minilab_gen.tail(job_id))
+    found = minilab_gen.result(job_id)
+    assert found is not None
+    return found
+
+
+async def read_async(job_id: str, after: int = 0) -> list[Event]:
+    return [event async for event in minilab_gen.tail_async(job_id, after)]
+
+
+@pytest.fixture
+def no_connection_left(server: redis.Redis) -> Iterator[None]:
+    """Every connection that a test opens is closed again, and RQ keeps none."""
+    kept = len(scripts._registered_scripts)
+    yield
+    wait_until(lambda: len(server.client_list()) == 1)
+    assert len(scripts._registered_scripts) == kept
+
+
+def test_a_text_is_continued_as_the_reference_does(
+    server: redis.Redis, served: ServedModel, start_worker: StartWorker
+) -> None:
+    start_worker()
+
+    job_id = minilab_gen.submit("Phileas Fogg", max_new_tokens=12, stop_ids=())
+    *tokens, end = minilab_gen.tail(job_id)
+
+    prompt = served.tokenizer.encode("Phileas Fogg")
+    expected = [step.token_id for step in generate(served.model, prompt, 12)]
+    assert [(event.number, event.token_id) for event in tokens if isinstance(event, TokenEvent)] == list(
+        enumerate(expected, start=1)
+    )
+    assert isinstance(end, EndEvent)
+    assert (end.reason, end.tokens, end.prompt_tokens) == ("length", 12, len(prompt))
+    text = served.tokenizer.decode(expected)
+    assert minilab_gen.result(job_id) == JobResult(job_id, tuple(expected), text, end, seed=0)
+
+
+def test_whichever_way_a_job_is_read_it_is_the_same(server: redis.Redis, start_worker: StartWorker) -> None:
+    start_worker()
+    job_id = minilab_gen.submit([5, 6], max_new_tokens=20, temperature=0.8, seed=3, stop_ids=())
+
+    while_it_runs = asyncio.run(read_async(job_id))
+    whole = list(minilab_gen.tail(job_id))
+
+    assert while_it_runs == whole
+    for seen in (0, 1, 7, 20, 21, 99):
+        rest = whole[min(seen, 20) :]
+        assert list(minilab_gen.tail(job_id, seen)) == rest
+        assert asyncio.run(read_async(job_id, seen)) == rest
+
+
+def test_a_sampled_job_without_a_seed_draws_one_with_which_it_can_be_repeated(
+    server: redis.Redis, start_worker: StartWorker
+) -> None:
+    start_worker()
+
+    def run(seed: int | None = None) -> JobResult:
+        return finished(minilab_gen.submit([5, 6], max_new_tokens=16, temperature=1.0, seed=seed, stop_ids=()))
+
+    first, second = run(), run()
+    again = run(first.seed)
+
+    assert first.seed != second.seed
+    assert first.ids != second.ids
+    assert request_of(server, first.job_id).settings == SamplingSettings(1.0, seed=first.seed or 0)
+    assert (again.seed, again.ids, again.text) == (first.seed, first.ids, first.text)
+
+
+def test_seed_0_is_a_seed(server: redis.Redis) -> None:
+    job_id = minilab_gen.submit([5], temperature=1.0, seed=0)
+
+    assert request_of(server, job_id).settings.seed == 0
+
+
+def test_a_greedy_job_draws_no_seed(server: redis.Redis) -> None:
+    for temperature in (0.0, 1e-40):
+        assert request_of(server, minilab_gen.submit([5], temperature=temperature)).settings.seed == 0
+
+
+def test_what_is_asked_is_what_is_queued(server: redis.Redis) -> None:
+    job_id = minilab_gen.submit(
+        [5, 12, 7],
+        max_new_tokens=9,
+        temperature=0.8,
+        top_k=20,
+        top_p=0.9,
+        seed=11,
+        stop_ids=[1, 2],
+        job_id="x",
+        priority="high",
+        timeout=60,
+        ttl=70,
+    )
+
+    job = jobs.fetch(server, "x")
+    assert job_id == "x"
+    assert jobs.request_of(job) == GenerationRequest((5, 12, 7), 9, SamplingSettings(0.8, 20, 0.9, 11), (1, 2))
+    assert (job.origin, job.timeout) == (keys.queue_name("base", "high"), 60)
+    assert 60 < job.meta[jobs.EXPIRES_AT] - time.time() <= 70
+
+
+def test_the_models_own_stop_ids_are_taken_where_none_are_given(server: redis.Redis, start_worker: StartWorker) -> None:
+    worker = start_worker()
+    wait_until(lambda: server.exists(keys.model_card("base")))
+
+    assert request_of(server, minilab_gen.submit([5])).stop_ids == worker._served.card.stop_ids
+    assert request_of(server, minilab_gen.submit([5], stop_ids=[])).stop_ids == ()
+
+
+def test_a_running_job_is_cancelled_and_keeps_its_tokens(server: redis.Redis, start_worker: StartWorker) -> None:
+    start_worker(engine=slow_engine)
+    job_id = minilab_gen.submit([5, 6], max_new_tokens=60, stop_ids=())
+    assert minilab_gen.result(job_id) is None
+    events = minilab_gen.tail(job_id)
+    first = [next(events) for _ in range(3)]
+
+    assert minilab_gen.cancel(job_id) == "started"
+
+    *rest, end = events
+    assert isinstance(end, EndEvent)
+    assert (end.reason, end.tokens) == ("cancelled", len(first + rest))
+    assert end.tokens < 60
+    assert finished(job_id).ids == tuple(event.token_id for event in first + rest if isinstance(event, TokenEvent))
+
+
+def test_a_waiting_job_is_cancelled_at_once(server: redis.Redis) -> None:
+    job_id = minilab_gen.submit([5, 6])
+    assert minilab_gen.result(job_id) is None
+
+    assert minilab_gen.cancel(job_id) == "queued"
+
+    assert list(minilab_gen.tail(job_id)) == [EndEvent("cancelled", 0, prompt_tokens=2)]
+    assert minilab_gen.cancel(job_id) == "cancelled"
+    assert queued(server) == []
+
+
+@pytest.mark.parametrize(
+    ("prompt", "rule"),
+    [
+        ("", "prompt must hold at least 1 token, got an empty text"),
+        ([], "prompt must hold at least 1 id, got none"),
+        ([-1], "prompt must hold integers of at least 0, got -1 at position 0"),
+        ([5, True], "prompt must hold integers of at least 0, got True at position 1"),
+        ([5, 10**9], "got 1000000000 at position 1"),
+        ([5] * 100_000, "ids, got 100000"),
+        (5, "prompt must be a list of ids, got int"),
+        (None, "a job must have a prompt or a chat, got neither"),
+        (b"ab", "prompt must be a list of ids, got bytes"),
+        ({5: 6}, "prompt must be a list of ids, got dict"),
+        ("Phileas \ud83d", "prompt must be text of whole characters, got surrogates not allowed at 8"),
+    ],
+)
+def test_a_prompt_that_no_model_can_read_is_refused(server: redis.Redis, prompt: Any, rule: str) -> None:
+    with pytest.raises(RequestError) as refusal:
+        minilab_gen.submit(prompt)
+
+    assert rule in str(refusal.value)
+    assert queued(server) == []
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("max_new_tokens", 0),
+        ("max_new_tokens", 1.5),
+        ("temperature", float("nan")),
+        ("temperature", -1),
+        ("temperature", "1"),
+        ("top_k", 0),
+        ("top_p", 0),
+        ("top_p", float("inf")),
+        ("seed", -1),
+        ("seed", 2**32),
+        ("seed", False),
+        ("seed", ""),
+        ("seed", 0.0),
+        ("stop_ids", 5),
+        ("stop_ids", b"ab"),
+        ("stop_ids", [10**9]),
+        ("stop_ids", [-1]),
+        ("timeout", 0),
+        ("ttl", 0.5),
+        ("priority", "urgent"),
+        ("job_id", "a:b"),
+        ("model", "a b"),
+    ],
+)
+def test_a_bad_setting_is_refused_with_its_name(server: redis.Redis, setting: str, value: Any) -> None:
+    with pytest.raises(RequestError, match=setting.split("_", maxsplit=1)[0]):
+        minilab_gen.submit([5], **{setting: value})
+
+    assert queued(server) == []
+
+
+def test_an_unknown_model_is_refused(server: redis.Redis) -> None:
+    with pytest.raises(UnknownModelError, match="no worker has announced the model nope"):
+        minilab_gen.submit([5], model="nope")
+
+    assert server.keys("rq:*") == []
+
+
+def test_a_job_id_is_given_out_once_and_a_second_asker_changes_nothing(
+    server: redis.Redis, start_worker: StartWorker
+) -> None:
+    start_worker()
+    minilab_gen.submit([5, 6], job_id="x", max_new_tokens=3, stop_ids=())
+    answer = finished("x")
+
+    with pytest.raises(DuplicateJobError, match="the job id x is in use"):
+        minilab_gen.submit([7], job_id="x")
+
+    assert finished("x") == answer
+
+
+def test_an_id_whose_job_was_deleted_is_not_answered_with_its_tokens(
+    server: redis.Redis, start_worker: StartWorker
+) -> None:
+    worker = start_worker()
+    minilab_gen.submit([5, 6], job_id="x", max_new_tokens=3, stop_ids=())
+    wait_until(lambda: worker.done == 1)
+    jobs.fetch(server, "x").delete()
+
+    with pytest.raises(DuplicateJobError, match="in use by the tokens of an earlier job"):
+        minilab_gen.submit([7], job_id="x")
+
+
+def test_an_unknown_job_is_told_by_every_function(server: redis.Redis) -> None:
+    for ask in (minilab_gen.result, minilab_gen.cancel, lambda job_id: list(minilab_gen.tail(job_id))):
+        with pytest.raises(UnknownJobError, match="unknown or expired job: nope"):
+            ask("nope")
+    with pytest.raises(UnknownJobError, match="unknown or expired job: nope"):
+        asyncio.run(read_async("nope"))
+
+
+def test_a_server_is_named_by_argument_or_environment(
+    server: redis.Redis, server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MINILAB_REDIS_URL", NOWHERE)
+
+    job_id = minilab_gen.submit([5], redis_url=server_url)
+
+    assert queued(server) == [job_id]
+    assert minilab_gen.result(job_id, redis_url=server_url) is None
+    assert minilab_gen.cancel(job_id, redis_url=server_url) == "queued"
+    (end,) = minilab_gen.tail(job_id, redis_url=server_url)
+    assert isinstance(end, EndEvent)
+    with pytest.raises(RedisUnavailableError, match=r"no Redis answers at redis://127\.0\.0\.1:1"):
+        minilab_gen.submit([5])
+
+
+@pytest.mark.usefixtures("no_connection_left")
+def test_each_function_closes_what_it_opened(server: redis.Redis) -> None:
+    job_id = minilab_gen.submit([5, 6])
+    minilab_gen.result(job_id)
+    minilab_gen.cancel(job_id)
+    list(minilab_gen.tail(job_id))
+    asyncio.run(read_async(job_id))
+    with pytest.raises(RequestError):
+        minilab_gen.submit("")
+    with pytest.raises(UnknownJobError):
+        minilab_gen.result("nope")
+
+
+def started(server: redis.Redis) -> str:
+    """A job with one token."""
+    job_id = minilab_gen.submit([5, 6])
+    server.xadd(keys.token_stream(job_id), {"id": 5, "text": "a"}, id="1-0")
+    return job_id
+
+
+@pytest.mark.usefixtures("no_connection_left")
+def test_a_reader_who_leaves_closes_what_it_opened(server: redis.Redis) -> None:
+    with closing(minilab_gen.tail(started(server))) as events:
+        assert next(events) == TokenEvent(1, 5, "a")
+
+
+async def test_an_async_reader_who_leaves_has_closed_what_it_opened(server: redis.Redis) -> None:
+    async with aclosing(minilab_gen.tail_async(started(server))) as events:
+        assert await anext(events) == TokenEvent(1, 5, "a")
+
+    await asyncio.to_thread(wait_until, lambda: len(server.client_list()) == 1)
+
+
+async def test_an_event_loop_runs_on_while_its_reader_connects(server: redis.Redis) -> None:
+    """A server that is away is asked for again and again, for a second or so."""
+    reader = asyncio.create_task(anext(minilab_gen.tail_async("x", redis_url=NOWHERE)))
+
+    turns = 0
+    while not reader.done():
+        await asyncio.sleep(0)
+        turns += 1
+
+    assert isinstance(reader.exception(), RedisUnavailableError)
+    assert turns > 100

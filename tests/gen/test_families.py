@@ -1,0 +1,303 @@
+"""The families of models: each computes what transformers computes, and what is of no family is refused by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from support.family_checkpoints import CONTEXT, KINDS, SHAPE, Kind, write
+from support.small_models import threads
+from torch import Tensor
+
+from minilab_gen.engine import Engine, Sequence
+from minilab_gen.errors import CheckpointError
+from minilab_gen.generate import generate
+from minilab_gen.models.checkpoint import load, read_stop_ids
+from minilab_gen.models.checkpoint_folder import read_config
+from minilab_gen.models.config import ModelConfig, RopeScaling
+from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.families import FAMILIES, config_of, described
+from minilab_gen.request import GenerationRequest, SamplingSettings
+
+# transformers asks for newer Python features in ways that warn, and its warnings are not about our code.
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+CLOSE = 1e-4
+"""How far a logit of transformers may be from ours."""
+STEPS = 64
+BASIC = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "vocab_size": 64,
+    "max_position_embeddings": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "hidden_size": 64,
+    "intermediate_size": 48,
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Two threads on products this small only wait for each other."""
+    with threads(1):
+        yield
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, MiniLabModel]:
+    """A model of transformers and ours, read from the folder that it wrote."""
+    folder = tmp_path_factory.mktemp("family")
+    return write(folder, KINDS[request.param]), load(folder)
+
+
+def prompts() -> list[tuple[int, ...]]:
+    dice = random.Random(0)
+    return [tuple(dice.randrange(3, SHAPE["vocab_size"]) for _ in range(dice.randint(1, 63))) for _ in range(32)]
+
+
+def run_together(
+    model: MiniLabModel, requests: list[GenerationRequest], batch: int
+) -> list[tuple[list[int], list[Tensor]]]:
+    """The answers of an engine of so many slots, and the logits that each token was chosen from."""
+    seen: dict[str, list[Tensor]] = {}
+    engine = Engine(model, batch, on_logits=lambda s, row: seen.setdefault(s.name, []).append(row.clone()))
+    sequences = [Sequence(str(index), request) for index, request in enumerate(requests)]
+    for sequence in sequences:
+        engine.add(sequence)
+    while engine.has_work:
+        engine.step()
+    return [(sequence.ids[len(sequence.request.prompt) :], seen[sequence.name]) for sequence in sequences]
+
+
+def their_logits(model: Any, ids: Collection[int]) -> Tensor:
+    with torch.no_grad():
+        logits: Tensor = model(torch.tensor([list(ids)])).logits[0]
+    return logits
+
+
+# What is computed
+
+
+def test_logits_are_those_of_transformers(pair: tuple[Any, MiniLabModel]) -> None:
+    theirs, ours = pair
+    ids = [index * 7 % SHAPE["vocab_size"] for index in range(CONTEXT)]
+
+    with torch.no_grad():
+        logits = ours(torch.tensor([ids]))[0][0]
+
+    gap = (logits - their_logits(theirs, ids)).abs().max().item()
+    assert gap < CLOSE
+    assert logits.std().item() > 0.1  # they say something
+
+
+def test_greedy_tokens_are_those_of_transformers(pair: tuple[Any, MiniLabModel]) -> None:
+    theirs, ours = pair
+    answers = run_together(ours, [GenerationRequest(prompt, STEPS) for prompt in prompts()], 32)
+
+    for prompt, (tokens, _) in zip(prompts(), answers, strict=True):
+        chosen = their_logits(theirs, [*prompt, *tokens[:-1]]).argmax(-1)[len(prompt) - 1 :]
+        assert tokens == chosen.tolist()
+        assert len(tokens) == STEPS
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_logits_have_the_same_bits_in_every_batch(
+    pair: tuple[Any, MiniLabModel], dtype: torch.dtype, tmp_path: Path
+) -> None:
+    theirs, ours = pair
+    if dtype != torch.float32:
+        theirs.save_pretrained(tmp_path)
+        ours = load(tmp_path, dtype)
+    sampled = [SamplingSettings(temperature=0.8, seed=seed) for seed in range(32)]
+    requests = [GenerationRequest(prompt, 16, settings) for prompt, settings in zip(prompts(), sampled, strict=True)]
+    alone = [list(generate(ours, request.prompt, 16, request.settings)) for request in requests]
+
+    for batch in (1, 7, 32):
+        for steps, (tokens, rows) in zip(alone, run_together(ours, requests, batch), strict=True):
+            assert tokens == [step.token_id for step in steps]
+            assert all(torch.equal(row, step.logits) for row, step in zip(rows, steps, strict=True))
+
+
+def test_what_each_family_has_of_its_own_is_seen() -> None:
+    shapes = {name: config_of({**BASIC, **_named(name)}) for name in FAMILIES}
+
+    assert [shapes[name].qkv_bias for name in FAMILIES] == [False, False, True, False]
+    assert [shapes[name].head_norm for name in FAMILIES] == [False, False, False, True]
+    assert [shapes[name].head_dim for name in FAMILIES] == [8, 8, 8, 128]
+
+
+def _named(name: str) -> dict[str, Any]:
+    return {"architectures": [name], "model_type": FAMILIES[name].model_type}
+
+
+# What config.json says
+
+
+@pytest.mark.parametrize(
+    ("changes", "theta", "scaled"),
+    [
+        ({}, 10_000.0, False),
+        ({"rope_theta": 5e5}, 5e5, False),
+        ({"rope_theta": 5e5, "rope_scaling": LLAMA3}, 5e5, True),
+        ({"rope_scaling": {**LLAMA3, "rope_type": None, "type": "llama3"}}, 10_000.0, True),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, 1e6, False),
+        ({"rope_parameters": {**LLAMA3, "rope_theta": 5e5}}, 5e5, True),
+        ({"rope_theta": 7.0, "rope_parameters": {"rope_theta": 1e6}}, 1e6, False),
+    ],
+)
+def test_rotary_positions_are_read_as_every_release_of_transformers_wrote_them(
+    changes: dict[str, Any], theta: float, scaled: bool
+) -> None:
+    config = config_of({**BASIC, **changes})
+
+    assert config.rope_theta == theta
+    assert config.rope_scaling == (RopeScaling(8.0, 1.0, 4.0, 8192) if scaled else None)
+
+
+def test_what_old_configs_leave_out_is_what_transformers_takes() -> None:
+    config = config_of({key: value for key, value in BASIC.items() if key != "num_key_value_heads"})
+
+    assert (config.n_kv_head, config.norm_eps, config.tied_embeddings) == (8, 1e-6, False)
+
+
+@pytest.mark.parametrize(("window", "context"), [(None, 32), (32, 32), (4096, 32), (20, 20)])
+def test_a_window_of_attention_ends_the_context(
+    caplog: pytest.LogCaptureFixture, window: int | None, context: int
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        config = config_of({**BASIC, **_named("MistralForCausalLM"), "sliding_window": window})
+
+    assert config.context_length == context
+    said = "the context is 20 tokens and not 32: attention over a sliding_window of 20 is full only within it"
+    assert caplog.messages == ([said] if context < 32 else [])
+
+
+@pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
+def test_a_config_that_is_written_is_the_one_that_is_read(family: str) -> None:
+    config = config_of({**BASIC, **_named(family), "head_dim": 24, "rope_scaling": LLAMA3})
+
+    assert config_of(described(config)) == config
+    assert described(config)["architectures"] == [family]
+
+
+def test_a_model_that_no_family_has_is_not_written() -> None:
+    with pytest.raises(CheckpointError, match="no family has qkv_bias True and head_norm True"):
+        described(ModelConfig(qkv_bias=True, head_norm=True))
+
+
+ROPE = "the rope type must be 'default' or 'llama3', got"
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"architectures": ["GPT2LMHeadModel"]}, "the architecture must be one of LlamaForCausalLM, .*GPT2LMHeadModel"),
+    ({"architectures": ["Gemma3ForCausalLM"]}, "the architecture must be one of .*, got Gemma3ForCausalLM"),
+    ({"architectures": ["MixtralForCausalLM"]}, "the architecture must be one of .*, got MixtralForCausalLM"),
+    ({"architectures": None}, "the architecture must be one of .*, got none named"),
+    ({"architectures": "LlamaForCausalLM"}, "the architecture must be one of"),
+    ({"architectures": ["LlamaForCausalLM", "Other"]}, "got LlamaForCausalLM, Other"),
+    ({"model_type": "granite"}, "model_type must be 'llama' for LlamaForCausalLM, got 'granite'"),
+    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, f"{ROPE} 'yarn'"),
+    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, f"{ROPE} 'linear'"),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, f"{ROPE} 'dynamic'"),
+    (
+        {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
+        "the key full_attention is not understood in a rope",
+    ),
+    ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "the key partial_rotary_factor"),
+    ({"rope_scaling": {**LLAMA3, "attention_factor": 2.0}}, "the key attention_factor is not understood in a rope"),
+    ({"rope_scaling": {**LLAMA3, "factor": None}}, "a rope of type 'llama3' must have factor"),
+    ({"rope_scaling": {**LLAMA3, "factor": -1}}, "a rope of type 'llama3': factor must be a number above 0, got -1"),
+    ({"rope_scaling": {**LLAMA3, "low_freq_factor": 4}}, "low_freq_factor must be below high_freq_factor, got 4 and 4"),
+    ({"rope_scaling": "llama3"}, "rope_scaling must be an object, got 'llama3'"),
+    ({"quantization_config": {"quant_method": "awq"}}, "the key quantization_config is not understood"),
+    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor must be 1.0, got 0.5"),
+    ({"final_logit_softcapping": 30.0}, "the key final_logit_softcapping is not understood"),
+    ({"residual_multiplier": 0.2}, "the key residual_multiplier is not understood"),
+    ({"num_local_experts": 8}, "the key num_local_experts is not understood"),
+    ({"auto_map": {"AutoModelForCausalLM": "x.Y"}}, "the key auto_map is not understood"),
+    ({"sliding_window": 16}, "the key sliding_window is not understood"),
+    ({**_named("MistralForCausalLM"), "sliding_window": "all"}, "sliding_window must be an integer of at least 1"),
+    ({**_named("Qwen2ForCausalLM"), "use_sliding_window": True}, "use_sliding_window must be False, got True"),
+    ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types must be full_attention in every layer"),
+    ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
+    ({"attention_bias": True}, "attention_bias must be False, got True"),
+    ({"mlp_bias": True}, "mlp_bias must be False, got True"),
+    ({"hidden_size": None}, "the key hidden_size is missing"),
+    ({"num_hidden_layers": 0}, "n_layer must be an integer of at least 1, got 0"),
+    ({"num_attention_heads": "8"}, "n_head must be an integer of at least 1, got '8'"),
+    ({"num_key_value_heads": 3}, "n_head must be a multiple of n_kv_head, got 8 and 3"),
+    ({"head_dim": 7}, "head_dim must be a multiple of 4 above 0, got 7"),
+    ({"head_dim": "8"}, "head_dim must be a multiple of 4 above 0, got '8'"),
+    ({"hidden_size": 60}, "d_model must be n_head times a multiple of 4, got 60 and 8"),
+    ({"rope_theta": "large"}, "rope_theta must be a number above 0, got 'large'"),
+    ({"rope_theta": 0}, "rope_theta must be a number above 0, got 0"),
+    ({"rms_norm_eps": 0}, "norm_eps must be a number above 0, got 0"),
+    ({"tie_word_embeddings": "yes"}, "tied_embeddings must be true or false, got 'yes'"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED)
+def test_a_config_that_is_not_served_is_refused_with_the_rule(changes: dict[str, Any], message: str) -> None:
+    changed = {key: value for key, value in {**BASIC, **changes}.items() if value is not None}
+
+    with pytest.raises(CheckpointError, match=message):
+        config_of(changed)
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [
+        {"quantization_config": None, "anything_new": None},
+        {"torch_dtype": "bfloat16", "use_cache": True, "pretraining_tp": 1, "transformers_version": "4.42.3"},
+        {"attention_dropout": 0.0, "mlp_bias": False, "rope_interleaved": False, "is_llama_config": True},
+    ],
+)
+def test_what_does_not_touch_the_logits_is_no_matter(extra: dict[str, Any]) -> None:
+    assert config_of({**BASIC, **extra}) == config_of(BASIC)
+
+
+# What transformers writes for others
+
+
+@pytest.mark.parametrize(
+    ("family", "config"), [("GPT2LMHeadModel", "GPT2Config"), ("Gemma3ForCausalLM", "Gemma3TextConfig")]
+)
+def test_a_folder_of_another_architecture_is_refused_by_name(tmp_path: Path, family: str, config: str) -> None:
+    import transformers
+
+    getattr(transformers, config)(architectures=[family]).save_pretrained(tmp_path)
+
+    with pytest.raises(CheckpointError, match=f"config.json: the architecture must be one of .*, got {family}"):
+        load(tmp_path)
+
+
+def test_every_config_that_transformers_writes_for_a_family_is_read(tmp_path: Path) -> None:
+    import transformers
+
+    for name, family in FAMILIES.items():
+        config = getattr(transformers, f"{name.removesuffix('ForCausalLM')}Config")(architectures=[name])
+        config.save_pretrained(tmp_path / name)
+
+        assert read_config(tmp_path / name).d_model == config.hidden_size, family.model_type
+
+
+def test_stop_ids_that_transformers_wrote_are_read(tmp_path: Path) -> None:
+    model = write(tmp_path, Kind("Llama"))
+    model.generation_config.eos_token_id = [2, 7]
+    model.generation_config.save_pretrained(tmp_path)
+
+    assert read_stop_ids(tmp_path) == (2, 7)
+    assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == 2

@@ -1,0 +1,40 @@
+"""A shortened chaos run: a few seeds of what ``make chaos`` does with twenty."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from chaos.checkpoint import references
+from chaos.load import request_pool
+from chaos.report import table
+from chaos.seed import Scale, Seed
+from chaos.server import BINARY
+
+from minilab_gen.request import GenerationRequest
+
+pytestmark = [
+    pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
+    # Seconds: its own limits, of workers that start and of jobs that settle, come first and say more.
+    pytest.mark.timeout(900),
+]
+
+SCALE = Scale(seconds=5.0, jobs=150)
+
+
+@pytest.fixture(scope="module")
+def expected(slow_checkpoint: Path) -> dict[GenerationRequest, list[int]]:
+    """What ``generate`` alone answers to the requests that all seeds draw from."""
+    return references(slow_checkpoint, request_pool())
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_no_token_is_missing_or_doubled_whatever_breaks(
+    slow_checkpoint: Path, expected: dict[GenerationRequest, list[int]], seed: int
+) -> None:
+    report = Seed(seed, SCALE, slow_checkpoint, expected).run()
+
+    print(table([report]))
+    print(report.logs)
+    again = f"python -m chaos --seeds 1 --first {seed} --seconds {SCALE.seconds:g} --jobs {SCALE.jobs}"
+    assert report.findings.all == [], f"to see it again: PYTHONPATH=tests {again}"

@@ -1,0 +1,83 @@
+"""Tiny random checkpoints of each family, written by transformers.
+
+transformers is imported late: it takes seconds, and warns about Python in ways that are not ours to mend.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+CONTEXT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of model: the class that transformers has for it, and the part of its config that makes the kind."""
+
+    family: str
+    config: dict[str, Any] = field(default_factory=dict)
+    shard: str = "5GB"
+    """The most that one file holds."""
+    dtype: torch.dtype = torch.float32
+
+
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+    "rope_theta": 500_000.0,
+}
+
+KINDS = {
+    "llama-2": Kind("Llama", {"num_key_value_heads": 8}, dtype=torch.float16),
+    "llama-3": Kind("Llama", {"rope_parameters": _LLAMA3}, shard="60KB"),
+    "smollm": Kind(
+        "Llama",
+        {"hidden_size": 72, "num_attention_heads": 9, "num_key_value_heads": 3, "tie_word_embeddings": True},
+        dtype=torch.bfloat16,
+    ),
+    "tinyllama": Kind("Llama", {"num_key_value_heads": 1, "rms_norm_eps": 1e-5}),
+    "mistral": Kind("Mistral", {"sliding_window": None, "head_dim": 24}),
+    "mistral-window": Kind("Mistral", {"sliding_window": CONTEXT}),
+    "qwen-2": Kind("Qwen2", {"num_key_value_heads": 2, "rope_theta": 1_000_000.0}, shard="60KB"),
+    "qwen-2.5": Kind("Qwen2", {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 16}),
+    "qwen-3": Kind("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+}
+
+SHAPE = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 80,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": CONTEXT,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+
+
+def write(folder: Path, kind: Kind, seed: int = 0) -> Any:
+    """Write a random model as transformers does, wide enough that its tokens vary; returns it, in float32.
+
+    Biases and norms are random as well.
+    """
+    import transformers
+
+    config = getattr(transformers, f"{kind.family}Config")(**(SHAPE | kind.config))
+    torch.manual_seed(seed)
+    model = getattr(transformers, f"{kind.family}ForCausalLM")(config).eval()
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            around = 1.0 if name.endswith("norm.weight") else 0.0
+            weight.normal_(around, 0.3 if weight.dim() == 1 else 1.5 * weight.shape[1] ** -0.5)
+            weight.copy_(weight.to(kind.dtype))
+    stored = {name: weight.to(kind.dtype) for name, weight in model.state_dict().items()}
+    model.save_pretrained(folder, state_dict=stored, max_shard_size=kind.shard)
+    return model

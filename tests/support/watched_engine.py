@@ -1,0 +1,148 @@
+"""An engine under watch, requests for it, and the answers that the reference gives to them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from minilab_gen.engine import Chosen, Ended, Engine, Sequence
+from minilab_gen.generate import generate
+from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
+from support.small_models import EIGHT_TO_ONE, SHAPES, random_model
+
+CONTEXT = EIGHT_TO_ONE.context_length
+HOT = SamplingSettings(temperature=1.0, seed=42)
+
+
+@cache
+def model_of(shape: str = "8:1", *, packed: bool | None = None, dtype: torch.dtype = torch.float32) -> MiniLabModel:
+    return random_model(SHAPES[shape]).to(dtype).freeze(packed=packed)
+
+
+@dataclass(frozen=True)
+class ReferenceAnswer:
+    """The tokens after a prompt, and the logits that each was chosen from."""
+
+    tokens: list[int]
+    logits: list[Tensor]
+
+
+def alone(request: GenerationRequest, model: MiniLabModel | None = None, *, use_cache: bool = True) -> ReferenceAnswer:
+    """The answer of the reference loop."""
+    model = model or model_of()
+    steps = list(
+        generate(model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids, use_cache=use_cache)
+    )
+    return ReferenceAnswer([step.token_id for step in steps], [step.logits for step in steps])
+
+
+class Watched:
+    """An engine and what came out of it. Tokens must come as 1, 2, 3, ..., and nothing after the end."""
+
+    def __init__(
+        self, model: MiniLabModel | None = None, max_batch: int = 4, *, model_raises: bool = False, **named: Any
+    ) -> None:
+        self.tokens: dict[str, list[int]] = {}
+        self.logits: dict[str, list[Tensor]] = {}
+        self.ends: dict[str, str] = {}
+        self.errors: dict[str, str | None] = {}
+        self.poison: dict[str, int] = {}
+        """The logits of these become NaN at this token."""
+        self.started: list[str] = []
+        self.engine = Engine(model or model_of(), max_batch, on_logits=self._see, **named)
+        if not model_raises:
+            self.engine._read_alone = _must_not_be_needed  # type: ignore[method-assign]
+
+    def add(self, name: str, request: GenerationRequest, answered: list[int] | None = None) -> Sequence:
+        sequence = Sequence(name, request, answered or ())
+        self.engine.add(sequence)
+        self.tokens[name], self.logits[name] = [], []
+        return sequence
+
+    def step(self, times: int = 1) -> None:
+        for _ in range(times):
+            for outcome in self.engine.step():
+                self._record(outcome)
+
+    def run(self) -> Watched:
+        """Step until all have ended, and check that the engine is idle."""
+        while self.engine.has_work:
+            self.step()
+        self.engine.check_idle()
+        return self
+
+    def _see(self, sequence: Sequence, row: Tensor) -> None:
+        self.logits[sequence.name].append(row.clone())
+        if self.poison.get(sequence.name) == sequence.tokens + 1:
+            row.fill_(torch.nan)
+
+    def _record(self, outcome: Chosen | Ended) -> None:
+        name = outcome.sequence.name
+        assert name not in self.ends, f"{name} has ended"
+        if isinstance(outcome, Ended):
+            self.ends[name], self.errors[name] = outcome.reason, outcome.error
+            return
+        if not self.tokens[name]:
+            self.started.append(name)
+        self.tokens[name].append(outcome.token_id)
+        assert outcome.number == outcome.sequence.tokens
+
+
+def _must_not_be_needed(chunk: object) -> list[Any]:
+    """In place of what the engine does when a pass raises, which would hide that it raises without need."""
+    raise AssertionError("a model that does not raise must read all sequences together")
+
+
+def assert_equal(watched: Watched, name: str, expected: ReferenceAnswer) -> None:
+    """Tokens are the same and logits the same bits."""
+    assert watched.tokens[name] == expected.tokens
+    pairs = zip(watched.logits[name], expected.logits, strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def assert_equal_alone(watched: Watched, requests: dict[str, GenerationRequest], model: MiniLabModel) -> None:
+    for name, request in requests.items():
+        assert_equal(watched, name, alone(request, model))
+
+
+def request_of(
+    length: int = 3, max_new_tokens: int = 8, settings: SamplingSettings = GREEDY, stop_ids: tuple[int, ...] = ()
+) -> GenerationRequest:
+    """A request with a prompt of this many ids, different ones for each length."""
+    return GenerationRequest(
+        tuple((index * 7 + length) % 60 for index in range(length)), max_new_tokens, settings, stop_ids
+    )
+
+
+def random_requests(count: int, seed: int = 0) -> dict[str, GenerationRequest]:
+    pick = random.Random(seed)
+    return {
+        f"job-{number}": GenerationRequest(
+            prompt=tuple(pick.randrange(60) for _ in range(pick.choice([1, 2, 3, 7, 8, 15, 16, 17, 24, 31]))),
+            max_new_tokens=pick.choice([1, 2, 5, 9, 1000]),
+            settings=SamplingSettings(
+                temperature=pick.choice([0.0, 0.7, 1.0, 1.5]),
+                top_k=pick.choice([None, 2, 20]),
+                top_p=pick.choice([None, 0.5, 0.9]),
+                seed=pick.randrange(2**32),
+            ),
+            stop_ids=tuple(pick.sample(range(60), pick.choice([0, 1, 8]))),
+        )
+        for number in range(count)
+    }
+
+
+def run_all(watched: Watched, requests: dict[str, GenerationRequest], seed: int = 0) -> Watched:
+    """Let requests arrive a few at a time, while others run."""
+    pick, coming = random.Random(seed), list(requests.items())
+    while coming:
+        for _ in range(min(len(coming), pick.randrange(4))):
+            watched.add(*coming.pop(0))
+        watched.step()
+    return watched.run()
