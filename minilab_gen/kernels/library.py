@@ -10,7 +10,7 @@ from pathlib import Path
 from minilab_gen.errors import MiniLabError
 from minilab_gen.kernels.build import library_name
 
-ABI = 1
+ABI = 2
 """Of ``minilab_kernels.h``, as this file spells it."""
 
 
@@ -49,6 +49,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlk_backends": (c_char_p, []),
     "mlk_backend_for": (c_char_p, [c_uint32, c_uint32, c_uint32]),
     "mlk_create": (_PTR, [POINTER(Shape), _I32, _I32, _I32]),
+    "mlk_beside": (_PTR, [_PTR, _I32, _I32]),
     "mlk_destroy": (None, [_PTR]),
     "mlk_set": (_I32, [_PTR, _I32, _I32, _I32, _PTR, _I64, _I64]),
     "mlk_run": (_I32, [_PTR, POINTER(Step)]),

@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #define MLK_API __attribute__((visibility("default")))
-#define MLK_ABI 1      /* of this file: what a caller was compiled or written against */
+#define MLK_ABI 2      /* of this file: what a caller was compiled or written against */
 #define MLK_NUMERICS 1 /* of the bits: raised whenever any logit or draw changes */
 
 typedef struct mlk_model mlk_model;
@@ -57,6 +57,9 @@ MLK_API const char* mlk_backends(void); /* those that run here, best first, with
 MLK_API const char* mlk_backend_for(uint32_t ecx1, uint32_t ebx7, uint32_t xcr0);
 
 MLK_API mlk_model* mlk_create(const mlk_shape* shape, int32_t type, int32_t slots, int32_t threads);
+/* Another decoder over the weights of this one, with slots and threads of its own: it may run while the first does, and
+ * outlive it. No tensor may be set after that. */
+MLK_API mlk_model* mlk_beside(const mlk_model* model, int32_t slots, int32_t threads);
 MLK_API void mlk_destroy(mlk_model* model);
 MLK_API int32_t mlk_set(mlk_model* model, int32_t tensor, int32_t layer, int32_t source_type, const void* data,
                         int64_t rows, int64_t columns); /* a vector has 1 row */

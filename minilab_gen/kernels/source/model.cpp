@@ -78,87 +78,76 @@ int check(const mlk_shape& s, int type, int slots, int threads) {
     return 0;
 }
 
-int lay_out(Model& m) {
-    const mlk_shape& s = m.shape;
-    m.queries = static_cast<int>(padded(int64_t{s.heads} * s.head_dim));
-    m.keys = static_cast<int>(padded(int64_t{s.kv_heads} * s.head_dim));
-    m.qkv = m.queries + 2 * m.keys;
-    m.d_model = static_cast<int>(padded(s.d_model)), m.d_hidden = static_cast<int>(padded(s.d_hidden));
-    m.mixed = m.queries;
-    m.group = s.heads / s.kv_heads;
-    m.query_scale = 1.f / sqrtf(static_cast<float>(s.head_dim));
+// Sizes, tables and room for vectors.
+int lay_out(Weights& w) {
+    const mlk_shape& s = w.shape;
+    w.queries = static_cast<int>(padded(int64_t{s.heads} * s.head_dim));
+    w.keys = static_cast<int>(padded(int64_t{s.kv_heads} * s.head_dim));
+    w.qkv = w.queries + 2 * w.keys;
+    w.d_model = static_cast<int>(padded(s.d_model)), w.d_hidden = static_cast<int>(padded(s.d_hidden));
+    w.mixed = w.queries;
+    w.group = s.heads / s.kv_heads;
+    w.query_scale = 1.f / sqrtf(static_cast<float>(s.head_dim));
 
-    m.layers = static_cast<Layer*>(calloc(static_cast<size_t>(s.layers), sizeof(Layer)));
-    m.is_set = static_cast<bool*>(calloc(static_cast<size_t>(s.layers) * MLK_TENSORS, 1));
-    m.weight_memory = static_cast<Memory*>(calloc(static_cast<size_t>(s.layers) * 4 + 2, sizeof(Memory)));
-    m.stage_pieces = static_cast<int*>(calloc(static_cast<size_t>(s.layers) * 6 + 2, sizeof(int)));
-    m.own = static_cast<Own*>(calloc(static_cast<size_t>(m.team.made()), sizeof(Own)));
-    if (!m.layers || !m.is_set || !m.weight_memory || !m.stage_pieces || !m.own) return fail("there is no memory for a model");
-    for (int t = 0; t < m.team.made(); t++) new (&m.own[t]) Own;
-
-    const int64_t head_size = padded(s.head_dim), context = padded(s.context);
-    const int64_t layer_vectors = 2 * int64_t{m.d_model} + m.qkv + 2 * head_size;
-    const int64_t half = s.head_dim / 2;
-    m.value_start = context * s.head_dim;
-    m.strip = m.value_start + context * head_size;
-    m.slot_stride = (m.strip * s.kv_heads * s.layers + PAGE_FLOATS - 1) / PAGE_FLOATS;
-    m.slot_stride = (m.slot_stride | 1) * PAGE_FLOATS;  // an odd number of pages, lest slots fight for cache sets
-    const int64_t cache = m.slot_stride * m.slots * 4;
-    if (!m.vectors.allocate((layer_vectors * s.layers + m.d_model) * 4, false) ||
-        !m.rope.allocate(2 * half * s.context * 4, half * s.context > (1 << 18)) ||
-        !m.cache.allocate(cache, cache <= SMALL_CACHE))
-        return fail("%.1f GB of addresses for keys and values were refused; take fewer slots", static_cast<double>(cache) / 1e9);
-    float* v = m.vectors.as<float>();
+    w.layers = static_cast<Layer*>(calloc(static_cast<size_t>(s.layers), sizeof(Layer)));
+    w.is_set = static_cast<bool*>(calloc(static_cast<size_t>(s.layers) * MLK_TENSORS, 1));
+    w.memory = static_cast<Memory*>(calloc(static_cast<size_t>(s.layers) * 4 + 2, sizeof(Memory)));
+    const int64_t head_size = padded(s.head_dim), half = s.head_dim / 2;
+    const int64_t layer_vectors = 2 * int64_t{w.d_model} + w.qkv + 2 * head_size;
+    if (!w.layers || !w.is_set || !w.memory || !w.vectors.allocate((layer_vectors * s.layers + w.d_model) * 4, false) ||
+        !w.rope.allocate(2 * half * s.context * 4, half * s.context > (1 << 18)))
+        return fail("there is no memory for a model");
+    float* v = w.vectors.as<float>();
     auto take = [&](int64_t n) { float* at = v; v += n; return at; };
-    m.norm = take(m.d_model);
+    w.norm = take(w.d_model);
     for (int l = 0; l < s.layers; l++) {
-        Layer& y = m.layers[l];
-        y.attention_norm = take(m.d_model), y.feed_forward_norm = take(m.d_model), y.bias = take(m.qkv);
+        Layer& y = w.layers[l];
+        y.attention_norm = take(w.d_model), y.feed_forward_norm = take(w.d_model), y.bias = take(w.qkv);
         y.query_norm = take(head_size), y.key_norm = take(head_size);
     }
-    m.cosine = m.rope.as<float>(), m.sine = m.cosine + half * s.context;
-    rope_tables(s, m.cosine, m.sine);
+    w.cosine = w.rope.as<float>(), w.sine = w.cosine + half * s.context;
+    rope_tables(s, w.cosine, w.sine);
     return 0;
 }
 
-int make_weights(Model& m) {
-    const mlk_shape& s = m.shape;
-    Memory* memory = m.weight_memory;
-    bool made = make_weight(m.head, *memory++, s.d_model, s.vocab, m.type);
-    if (!s.tied) made = made && make_weight(m.table, *memory, s.d_model, s.vocab, m.type);
+int make_weights(Weights& w) {
+    const mlk_shape& s = w.shape;
+    Memory* memory = w.memory;
+    bool made = make_weight(w.head, *memory++, s.d_model, s.vocab, w.type);
+    if (!s.tied) made = made && make_weight(w.table, *memory, s.d_model, s.vocab, w.type);
     memory++;
     for (int l = 0; made && l < s.layers; l++) {
-        Layer& y = m.layers[l];
-        made = make_weight(y.qkv, memory[0], s.d_model, m.qkv, m.type) &&
-               make_weight(y.output, memory[1], s.heads * s.head_dim, s.d_model, m.type) &&
-               make_weight(y.gate_up, memory[2], s.d_model, 2 * m.d_hidden, m.type) &&
-               make_weight(y.down, memory[3], s.d_hidden, s.d_model, m.type);
+        Layer& y = w.layers[l];
+        made = make_weight(y.qkv, memory[0], s.d_model, w.qkv, w.type) &&
+               make_weight(y.output, memory[1], s.heads * s.head_dim, s.d_model, w.type) &&
+               make_weight(y.gate_up, memory[2], s.d_model, 2 * w.d_hidden, w.type) &&
+               make_weight(y.down, memory[3], s.d_hidden, s.d_model, w.type);
         memory += 4;
     }
     if (!made) return fail("there is no memory for the weights");
-    for (int i = 0; i < 4 * s.layers + 2; i++) m.weight_bytes += m.weight_memory[i].bytes();
+    for (int i = 0; i < 4 * s.layers + 2; i++) w.bytes += w.memory[i].bytes();
     return 0;
 }
 
-int set(Model& m, int tensor, int layer, const Source& source, int64_t rows) {
-    Layer& y = m.layers[layer];
+int set(Weights& w, int tensor, int layer, const Source& source, int64_t rows) {
+    Layer& y = w.layers[layer];
     Scratch row;
     if (!row.at_least(source.columns)) return fail("there is no memory for a row of weights");
     float* scratch = row.floats();
     auto vector = [&](float* to) { source.row(0, to); };
-    auto matrix = [&](Weight& w, int first, int step) { pack(w, source, rows, first, step, scratch); };
-    const int key = m.queries / LANES, value = key + m.keys / LANES;
+    auto matrix = [&](Weight& to, int first, int step) { pack(to, source, rows, first, step, scratch); };
+    const int key = w.queries / LANES, value = key + w.keys / LANES;
     switch (tensor) {
-        case MLK_EMBEDDING: matrix(m.shape.tied ? m.head : m.table, 0, 1); break;
-        case MLK_NORM: vector(m.norm); break;
-        case MLK_HEAD: matrix(m.head, 0, 1); break;
+        case MLK_EMBEDDING: matrix(w.shape.tied ? w.head : w.table, 0, 1); break;
+        case MLK_NORM: vector(w.norm); break;
+        case MLK_HEAD: matrix(w.head, 0, 1); break;
         case MLK_ATTENTION_NORM: vector(y.attention_norm); break;
         case MLK_QUERY: matrix(y.qkv, 0, 1); break;
         case MLK_KEY: matrix(y.qkv, key, 1); break;
         case MLK_VALUE: matrix(y.qkv, value, 1); break;
         case MLK_QUERY_BIAS: vector(y.bias); break;
-        case MLK_KEY_BIAS: vector(y.bias + m.queries); break;
-        case MLK_VALUE_BIAS: vector(y.bias + m.queries + m.keys); break;
+        case MLK_KEY_BIAS: vector(y.bias + w.queries); break;
+        case MLK_VALUE_BIAS: vector(y.bias + w.queries + w.keys); break;
         case MLK_QUERY_NORM: vector(y.query_norm); break;
         case MLK_KEY_NORM: vector(y.key_norm); break;
         case MLK_OUTPUT: matrix(y.output, 0, 1); break;
@@ -170,21 +159,53 @@ int set(Model& m, int tensor, int layer, const Source& source, int64_t rows) {
     return 0;
 }
 
-int missing(const Model& m) {
-    for (int l = 0; l < m.shape.layers; l++)
+int missing(const Weights& w) {
+    for (int l = 0; l < w.shape.layers; l++)
         for (int t = l ? MLK_ATTENTION_NORM : 0; t < MLK_TENSORS; t++)
-            if (is_wanted(m.shape, t) && !m.is_set[l * MLK_TENSORS + t]) return fail("layer %d lacks its %s", l, NAMES[t]);
+            if (is_wanted(w.shape, t) && !w.is_set[l * MLK_TENSORS + t]) return fail("layer %d lacks its %s", l, NAMES[t]);
     return 0;
+}
+
+// A copy of the weights is freed by the last decoder that reads it.
+void let_go(Weights* w) {
+    if (w->users.fetch_sub(1) > 1) return;
+    if (w->memory)
+        for (int i = 0; i < 4 * w->shape.layers + 2; i++) w->memory[i].free();
+    free(w->memory), free(w->layers), free(w->is_set);
+    w->~Weights();
+    free(w);
 }
 
 void destroy(Model* m) {
     if (m->own)
         for (int t = 0; t < m->team.made(); t++) m->own[t].~Own();
-    if (m->weight_memory)
-        for (int i = 0; i < 4 * m->shape.layers + 2; i++) m->weight_memory[i].free();
-    free(m->own), free(m->weight_memory), free(m->layers), free(m->is_set), free(m->stage_pieces);
+    free(m->own), free(m->stage_pieces);
+    let_go(m->w);
     m->~Model();
     free(m);
+}
+
+// Room for the keys and values of every slot, and for each thread.
+int make_caches(Model& m) {
+    const mlk_shape& s = m.w->shape;
+    const int64_t head_size = padded(s.head_dim), context = padded(s.context);
+    m.stage_pieces = static_cast<int*>(calloc(static_cast<size_t>(s.layers) * 6 + 2, sizeof(int)));
+    m.own = static_cast<Own*>(calloc(static_cast<size_t>(m.team.made()), sizeof(Own)));
+    if (!m.stage_pieces || !m.own) return fail("there is no memory for a decoder");
+    for (int t = 0; t < m.team.made(); t++) new (&m.own[t]) Own;
+    m.value_start = context * s.head_dim;
+    m.strip = m.value_start + context * head_size;
+    m.slot_stride = (m.strip * s.kv_heads * s.layers + PAGE_FLOATS - 1) / PAGE_FLOATS;
+    m.slot_stride = (m.slot_stride | 1) * PAGE_FLOATS;  // an odd number of pages, lest slots fight for cache sets
+    const int64_t cache = m.slot_stride * m.slots * 4;
+    if (!m.cache.allocate(cache, cache <= SMALL_CACHE))
+        return fail("%.1f GB of addresses for keys and values were refused; take fewer slots", static_cast<double>(cache) / 1e9);
+    return 0;
+}
+
+template <class T> T* made() {
+    void* memory = nullptr;
+    return posix_memalign(&memory, 64, sizeof(T)) ? nullptr : new (memory) T();
 }
 
 }  // namespace
@@ -225,21 +246,40 @@ static const Backend* backend_or_error() {
     return backend;
 }
 
+// A decoder over weights, which it holds from now on; null with an error.
+static mlk_model* decoder_over(Weights* w, const Backend* backend, int slots, int threads) {
+    w->users++;
+    mlk_model* m = made<mlk_model>();
+    if (!m) {
+        fail("there is no memory for a decoder");
+        let_go(w);
+        return nullptr;
+    }
+    m->w = w, m->slots = slots, m->backend = backend;
+    if (!m->team.start(threads, w->shape.layers * 6 + 2)) fail("there is no memory for a team of threads");
+    else if (!make_caches(*m)) return m;
+    destroy(m);
+    return nullptr;
+}
+
 mlk_model* mlk_create(const mlk_shape* shape, int32_t type, int32_t slots, int32_t threads) {
     const Backend* backend = backend_or_error();
     if (!backend || check(*shape, type, slots, threads)) return nullptr;
-    void* memory = nullptr;
-    if (posix_memalign(&memory, 64, sizeof(mlk_model))) {
+    const RoundingMode mode;
+    Weights* w = made<Weights>();
+    if (!w) {
         fail("there is no memory for a model");
         return nullptr;
     }
-    const RoundingMode mode;
-    mlk_model* m = new (memory) mlk_model();
-    m->shape = *shape, m->type = type, m->slots = slots, m->backend = backend;
-    if (!m->team.start(threads, shape->layers * 6 + 2)) fail("there is no memory for a team of threads");
-    else if (!lay_out(*m) && !make_weights(*m)) return m;
-    destroy(m);
-    return nullptr;
+    w->shape = *shape, w->type = type, w->users = 1;
+    mlk_model* m = lay_out(*w) || make_weights(*w) ? nullptr : decoder_over(w, backend, slots, threads);
+    let_go(w);
+    return m;
+}
+
+mlk_model* mlk_beside(const mlk_model* model, int32_t slots, int32_t threads) {
+    if (check(model->w->shape, model->w->type, slots, threads)) return nullptr;
+    return decoder_over(model->w, model->backend, slots, threads);
 }
 
 void mlk_destroy(mlk_model* model) {
@@ -247,23 +287,23 @@ void mlk_destroy(mlk_model* model) {
 }
 
 int32_t mlk_set(mlk_model* m, int32_t tensor, int32_t layer, int32_t source_type, const void* data, int64_t rows, int64_t columns) {
-    if (tensor < 0 || tensor >= MLK_TENSORS || !is_wanted(m->shape, tensor)) return fail("this model has no tensor %d", tensor);
-    if (layer < 0 || layer >= (tensor < MLK_ATTENTION_NORM ? 1 : m->shape.layers)) return fail("there is no layer %d", layer);
+    if (tensor < 0 || tensor >= MLK_TENSORS || !is_wanted(m->w->shape, tensor)) return fail("this model has no tensor %d", tensor);
+    if (layer < 0 || layer >= (tensor < MLK_ATTENTION_NORM ? 1 : m->w->shape.layers)) return fail("there is no layer %d", layer);
     if (source_type != MLK_FLOAT32 && source_type != MLK_BFLOAT16 && source_type != MLK_FLOAT16)
         return fail("weights come as float32, bfloat16 or float16, got type %d", source_type);
     int64_t want_rows, want_columns;
-    dimensions(m->shape, tensor, &want_rows, &want_columns);
+    dimensions(m->w->shape, tensor, &want_rows, &want_columns);
     if (rows != want_rows || columns != want_columns)
         return fail("%s must be (%lld, %lld), got (%lld, %lld)", NAMES[tensor], static_cast<long long>(want_rows),
                     static_cast<long long>(want_columns), static_cast<long long>(rows), static_cast<long long>(columns));
     const RoundingMode mode;
-    if (set(*m, tensor, layer, {data, source_type, columns}, is_vector(tensor) ? 1 : rows)) return -1;
-    m->is_set[layer * MLK_TENSORS + tensor] = true;
+    if (set(*m->w, tensor, layer, {data, source_type, columns}, is_vector(tensor) ? 1 : rows)) return -1;
+    m->w->is_set[layer * MLK_TENSORS + tensor] = true;
     return 0;
 }
 
 int32_t mlk_run(mlk_model* m, const mlk_step* step) {
-    if (m->steps == 0 && missing(*m)) return -1;
+    if (m->steps == 0 && missing(*m->w)) return -1;
     const RoundingMode mode;
     return run_step(*m, *step);
 }
@@ -278,7 +318,7 @@ int32_t mlk_threads(mlk_model* m, int32_t threads) {
     return m->team.size();
 }
 
-int64_t mlk_weight_bytes(const mlk_model* m) { return m->weight_bytes; }
+int64_t mlk_weight_bytes(const mlk_model* m) { return m->w->bytes; }
 
 mlk_sampler* mlk_sampler_create(uint64_t number, float temperature, int32_t top_k, float top_p) {
     mlk_sampler* sampler = static_cast<mlk_sampler*>(malloc(sizeof(mlk_sampler)));

@@ -11,7 +11,7 @@ namespace mlk {
 
 struct Layer {
     Weight qkv, output, gate_up, down;
-    float *attention_norm, *feed_forward_norm, *bias, *query_norm, *key_norm;  // in Model::vectors; bias as qkv's outputs
+    float *attention_norm, *feed_forward_norm, *bias, *query_norm, *key_norm;  // in Weights::vectors; bias as qkv's outputs
 };
 
 // What one thread needs for itself. Normed rows are remembered by the stage that wanted them.
@@ -26,10 +26,10 @@ struct Run {
     int first, count;
 };
 
-struct Model {
+// What a model is: nothing here changes once it runs, so any number of decoders may read it.
+struct Weights {
     mlk_shape shape;
-    int type, slots;
-    const Backend* backend;
+    int type;
 
     // Derived sizes. A row of queries, keys and values has three parts, each padded to whole panels.
     int queries, keys, qkv;         // padded floats of all query heads, of all key heads, and of the row
@@ -40,12 +40,21 @@ struct Model {
     Layer* layers;
     Weight head, table;             // the head, and the embedding of untied models
     float* norm;
-    Memory* weight_memory;          // of each weight
-    Memory vectors, rope, cache;
+    Memory* memory;                 // of each weight
+    Memory vectors, rope;
     float *cosine, *sine;
-    int64_t strip, value_start, slot_stride;  // floats: a head's keys and values, where the values begin, a slot
     bool* is_set;
-    int64_t weight_bytes;
+    int64_t bytes;
+    std::atomic<int> users;         // decoders that read it
+};
+
+// A decoder: caches of so many sequences, and what a step over them needs.
+struct Model {
+    Weights* w;                     // shared with other decoders of the model
+    int slots;
+    const Backend* backend;
+    Memory cache;
+    int64_t strip, value_start, slot_stride;  // floats: a head's keys and values, where the values begin, a slot
 
     Team team;
     Own* own;
@@ -64,7 +73,7 @@ struct Model {
     int chunks[8];                  // pieces of each kind of stage
 
     Strip strip_of(int slot, int layer, int kv) const {
-        float* at = cache.as<float>() + slot * slot_stride + (int64_t{layer} * shape.kv_heads + kv) * strip;
+        float* at = cache.as<float>() + slot * slot_stride + (int64_t{layer} * w->shape.kv_heads + kv) * strip;
         return {at, at + value_start};
     }
 };

@@ -27,10 +27,10 @@ constexpr int LONG = 512;         // positions from which a lone token's heads a
 int check(const Model& m, const mlk_step& s) {
     if (s.rows < 1 || s.outputs < 0) return fail("a step must have at least 1 row, got %d", s.rows);
     for (int r = 0; r < s.rows; r++) {
-        if (s.ids[r] < 0 || s.ids[r] >= m.shape.vocab) return fail("ids must be below %d, got %d in row %d", m.shape.vocab, s.ids[r], r);
+        if (s.ids[r] < 0 || s.ids[r] >= m.w->shape.vocab) return fail("ids must be below %d, got %d in row %d", m.w->shape.vocab, s.ids[r], r);
         if (s.slots[r] < 0 || s.slots[r] >= m.slots) return fail("slots must be below %d, got %d in row %d", m.slots, s.slots[r], r);
-        if (s.positions[r] < 0 || s.positions[r] >= m.shape.context)
-            return fail("positions must be below the context of %d, got %d in row %d", m.shape.context, s.positions[r], r);
+        if (s.positions[r] < 0 || s.positions[r] >= m.w->shape.context)
+            return fail("positions must be below the context of %d, got %d in row %d", m.w->shape.context, s.positions[r], r);
         if (r && s.slots[r] == s.slots[r - 1] && s.positions[r] != s.positions[r - 1] + 1)
             return fail("a slot's positions must ascend by 1, got %d after %d in row %d", s.positions[r], s.positions[r - 1], r);
     }
@@ -59,36 +59,36 @@ int find_runs(Model& m) {
 }
 
 void embed(Model& m, int row) {
-    float* x = m.x.floats() + int64_t{row} * m.d_model;
-    unpack_row(m.shape.tied ? m.head : m.table, m.step.ids[row], x);
-    for (int k = m.shape.d_model; k < m.d_model; k++) x[k] = 0.f;
+    float* x = m.x.floats() + int64_t{row} * m.w->d_model;
+    unpack_row(m.w->shape.tied ? m.w->head : m.w->table, m.step.ids[row], x);
+    for (int k = m.w->shape.d_model; k < m.w->d_model; k++) x[k] = 0.f;
 }
 
 void norm_rows(const Model& m, const float* x, const float* gain, int rows, float* to) {
     for (int64_t r = 0; r < rows; r++)
-        m.backend->norm({x + r * m.d_model, to + r * m.d_model, gain, m.shape.d_model, static_cast<float>(m.shape.norm_eps)});
+        m.backend->norm({x + r * m.w->d_model, to + r * m.w->d_model, gain, m.w->shape.d_model, static_cast<float>(m.w->shape.norm_eps)});
 }
 
 // Keys and values of one row and key head go into its slot; its queries are turned.
 void place(Model& m, int layer, int row, int kv) {
-    const mlk_shape& s = m.shape;
-    const Layer& y = m.layers[layer];
-    float* qkv = m.qkv_rows.floats() + int64_t{row} * m.qkv;
+    const mlk_shape& s = m.w->shape;
+    const Layer& y = m.w->layers[layer];
+    float* qkv = m.qkv_rows.floats() + int64_t{row} * m.w->qkv;
     const int64_t half = s.head_dim / 2, position = m.step.positions[row];
-    m.backend->place({qkv + int64_t{kv} * m.group * s.head_dim, qkv + m.queries + int64_t{kv} * s.head_dim,
-                      qkv + m.queries + m.keys + int64_t{kv} * s.head_dim, m.group, s.head_dim, static_cast<int>(position),
-                      m.cosine + position * half, m.sine + position * half, s.head_norm ? y.query_norm : nullptr,
+    m.backend->place({qkv + int64_t{kv} * m.w->group * s.head_dim, qkv + m.w->queries + int64_t{kv} * s.head_dim,
+                      qkv + m.w->queries + m.w->keys + int64_t{kv} * s.head_dim, m.w->group, s.head_dim, static_cast<int>(position),
+                      m.w->cosine + position * half, m.w->sine + position * half, s.head_norm ? y.query_norm : nullptr,
                       s.head_norm ? y.key_norm : nullptr, static_cast<float>(s.norm_eps),
                       m.strip_of(m.step.slots[row], layer, kv)});
 }
 
 // Heads from `first` to `last` of a key head, for some tokens of one sequence.
 void attend(Model& m, Own& own, int layer, Run tokens, int kv, int first, int last) {
-    const mlk_shape& s = m.shape;
-    const int64_t head = (int64_t{kv} * m.group + first) * s.head_dim;
-    m.backend->attend({m.qkv_rows.floats() + int64_t{tokens.first} * m.qkv + head,
-                       m.mixed_rows.floats() + int64_t{tokens.first} * m.mixed + head, m.qkv, m.mixed, tokens.count,
-                       last - first, s.head_dim, m.step.positions[tokens.first], m.query_scale,
+    const mlk_shape& s = m.w->shape;
+    const int64_t head = (int64_t{kv} * m.w->group + first) * s.head_dim;
+    m.backend->attend({m.qkv_rows.floats() + int64_t{tokens.first} * m.w->qkv + head,
+                       m.mixed_rows.floats() + int64_t{tokens.first} * m.w->mixed + head, m.w->qkv, m.w->mixed, tokens.count,
+                       last - first, s.head_dim, m.step.positions[tokens.first], m.w->query_scale,
                        m.strip_of(m.step.slots[tokens.first], layer, kv), own.scores.floats()});
 }
 
@@ -97,20 +97,20 @@ struct Rows {
 };
 
 void multiply(Model& m, Own& own, Kind kind, int layer, const float* x, Rows rows, int first, int last) {
-    Layer& y = m.layers[layer];
+    Layer& y = m.w->layers[layer];
     auto product = [&](const float* from, int64_t from_stride, const Weight& w, Epilogue epilogue, Scratch& out, int64_t out_stride,
                        const float* bias) {
         m.backend->product({from, from_stride, rows.count, &w, first, last, epilogue,
                             out.floats() + rows.first * out_stride, out_stride, bias, own.gates.floats(), own.wide.floats()});
     };
-    const float* mixed = m.mixed_rows.floats() + int64_t{rows.first} * m.mixed;
-    const float* hidden = m.hidden.floats() + int64_t{rows.first} * m.d_hidden;
+    const float* mixed = m.mixed_rows.floats() + int64_t{rows.first} * m.w->mixed;
+    const float* hidden = m.hidden.floats() + int64_t{rows.first} * m.w->d_hidden;
     switch (kind) {
-        case QKV: return product(x, m.d_model, y.qkv, STORE, m.qkv_rows, m.qkv, m.shape.qkv_bias ? y.bias : nullptr);
-        case OUTPUT: return product(mixed, m.mixed, y.output, ADD, m.x, m.d_model, nullptr);
-        case GATE_UP: return product(x, m.d_model, y.gate_up, SILU_TIMES, m.hidden, m.d_hidden, nullptr);
-        case DOWN: return product(hidden, m.d_hidden, y.down, ADD, m.x, m.d_model, nullptr);
-        default: return product(x, m.d_model, m.head, STORE, m.logits, int64_t{m.head.panels} * LANES, nullptr);
+        case QKV: return product(x, m.w->d_model, y.qkv, STORE, m.qkv_rows, m.w->qkv, m.w->shape.qkv_bias ? y.bias : nullptr);
+        case OUTPUT: return product(mixed, m.w->mixed, y.output, ADD, m.x, m.w->d_model, nullptr);
+        case GATE_UP: return product(x, m.w->d_model, y.gate_up, SILU_TIMES, m.hidden, m.w->d_hidden, nullptr);
+        case DOWN: return product(hidden, m.w->d_hidden, y.down, ADD, m.x, m.w->d_model, nullptr);
+        default: return product(x, m.w->d_model, m.w->head, STORE, m.logits, int64_t{m.w->head.panels} * LANES, nullptr);
     }
 }
 
@@ -124,12 +124,12 @@ Rows outputs_of(const mlk_step& s, Rows rows) {
 
 void norm_outputs(const Model& m, Rows outputs, float* to) {
     for (int o = 0; o < outputs.count; o++)
-        norm_rows(m, m.x.floats() + int64_t{m.step.output_rows[outputs.first + o]} * m.d_model, m.norm, 1, to + int64_t{o} * m.d_model);
+        norm_rows(m, m.x.floats() + int64_t{m.step.output_rows[outputs.first + o]} * m.w->d_model, m.w->norm, 1, to + int64_t{o} * m.w->d_model);
 }
 
 void choose_output(Model& m, Own& own, int output) {
-    const int vocab = m.shape.vocab;
-    float* logits = m.logits.floats() + int64_t{output} * m.head.panels * LANES;
+    const int vocab = m.w->shape.vocab;
+    float* logits = m.logits.floats() + int64_t{output} * m.w->head.panels * LANES;
     const mlk_step& s = m.step;
     if (s.tokens) s.tokens[output] = choose(*m.backend, logits, vocab, s.samplers ? s.samplers[output] : nullptr, own.draw);
     if (!s.logits) return;
@@ -143,13 +143,13 @@ void choose_output(Model& m, Own& own, int output) {
 // Few rows ------------------------------------------------------------------------------------------------------------
 
 int panels_of(const Model& m, Kind kind) {
-    const Layer& y = m.layers[0];
+    const Layer& y = m.w->layers[0];
     switch (kind) {
         case QKV: return y.qkv.panels;
         case OUTPUT: return y.output.panels;
         case GATE_UP: return y.gate_up.panels / 2;  // pairs
         case DOWN: return y.down.panels;
-        default: return m.head.panels;
+        default: return m.w->head.panels;
     }
 }
 
@@ -162,7 +162,7 @@ int pieces_of(const Model& m, Kind kind, int rows) {
 
 // Normed rows of the residual stream; each thread makes its own once for a stage, which is quicker than to wait.
 const float* normed_for(Model& m, Own& own, int stage, const float* gain) {
-    const int64_t wanted = m.steps * (m.shape.layers * STAGES_OF_A_LAYER + 2) + stage;
+    const int64_t wanted = m.steps * (m.w->shape.layers * STAGES_OF_A_LAYER + 2) + stage;
     if (own.normed_for != wanted) {
         if (gain) norm_rows(m, m.x.floats(), gain, m.step.rows, own.normed.floats());
         else norm_outputs(m, {0, m.step.outputs}, own.normed.floats());
@@ -174,16 +174,16 @@ const float* normed_for(Model& m, Own& own, int stage, const float* gain) {
 void shared_piece(void* context, int thread, int stage, int piece) {
     Model& m = *static_cast<Model*>(context);
     Own& own = m.own[thread];
-    const int layer = std::min(stage / STAGES_OF_A_LAYER, m.shape.layers - 1);
-    const int kind = stage < m.shape.layers * STAGES_OF_A_LAYER ? stage % STAGES_OF_A_LAYER : HEAD + stage - m.shape.layers * STAGES_OF_A_LAYER;
-    const Layer& y = m.layers[layer];
+    const int layer = std::min(stage / STAGES_OF_A_LAYER, m.w->shape.layers - 1);
+    const int kind = stage < m.w->shape.layers * STAGES_OF_A_LAYER ? stage % STAGES_OF_A_LAYER : HEAD + stage - m.w->shape.layers * STAGES_OF_A_LAYER;
+    const Layer& y = m.w->layers[layer];
     if (kind == PLACE) {
-        for (int kv = 0; kv < m.shape.kv_heads; kv++) place(m, layer, piece, kv);
+        for (int kv = 0; kv < m.w->shape.kv_heads; kv++) place(m, layer, piece, kv);
     } else if (kind == ATTEND) {
-        const int part = piece % m.parts, kv = piece / m.parts % m.shape.kv_heads;
-        const Run unit = m.units[piece / m.parts / m.shape.kv_heads];
+        const int part = piece % m.parts, kv = piece / m.parts % m.w->shape.kv_heads;
+        const Run unit = m.units[piece / m.parts / m.w->shape.kv_heads];
         if (!m.chunks[PLACE]) place(m, layer, unit.first, kv);
-        attend(m, own, layer, unit, kv, m.group * part / m.parts, m.group * (part + 1) / m.parts);
+        attend(m, own, layer, unit, kv, m.w->group * part / m.parts, m.w->group * (part + 1) / m.parts);
     } else if (kind == CHOOSE) {
         choose_output(m, own, piece);
     } else {
@@ -197,7 +197,7 @@ void shared_piece(void* context, int thread, int stage, int piece) {
 
 void run_shared(Model& m) {
     const mlk_step& s = m.step;
-    const int threads = m.team.size(), kv_heads = m.shape.kv_heads;
+    const int threads = m.team.size(), kv_heads = m.w->shape.kv_heads;
     int longest = 0;
     m.unit_count = 0;
     for (int i = 0; i < m.run_count; i++) {
@@ -206,14 +206,14 @@ void run_shared(Model& m) {
         longest = std::max(longest, s.positions[run.first] + run.count);
     }
     const bool is_split = m.unit_count * kv_heads < threads && longest >= LONG;
-    m.parts = is_split ? std::min(m.group, threads) : 1;
+    m.parts = is_split ? std::min(m.w->group, threads) : 1;
     for (Kind kind : {QKV, OUTPUT, GATE_UP, DOWN}) m.chunks[kind] = pieces_of(m, kind, s.rows);
     m.chunks[PLACE] = m.run_count < s.rows || m.parts > 1 ? s.rows : 0;  // else a row is placed where it attends
     m.chunks[ATTEND] = m.unit_count * kv_heads * m.parts;
     m.chunks[HEAD] = s.outputs ? pieces_of(m, HEAD, s.outputs) : 0;
     m.chunks[CHOOSE] = s.outputs;
     for (int r = 0; r < s.rows; r++) embed(m, r);
-    const int stages = m.shape.layers * STAGES_OF_A_LAYER + 2;
+    const int stages = m.w->shape.layers * STAGES_OF_A_LAYER + 2;
     for (int i = 0; i < stages; i++)
         m.stage_pieces[i] = i < stages - 2 ? m.chunks[i % STAGES_OF_A_LAYER] : m.chunks[HEAD + i - (stages - 2)];
     m.team.run(m.stage_pieces, stages, shared_piece, &m);
@@ -233,13 +233,13 @@ void bundle_piece(void* context, int thread, int, int bundle) {
     Own& own = m.own[thread];
     const Rows rows = {m.bundles[bundle], m.bundles[bundle + 1] - m.bundles[bundle]};
     const bool follows = bundle && m.step.slots[rows.first] == m.step.slots[rows.first - 1];
-    const int kv_heads = m.shape.kv_heads;
-    const float* x = m.x.floats() + int64_t{rows.first} * m.d_model;
+    const int kv_heads = m.w->shape.kv_heads;
+    const float* x = m.x.floats() + int64_t{rows.first} * m.w->d_model;
     float* normed = own.normed.floats();
     own.normed_for = -1;
     for (int r = 0; r < rows.count; r++) embed(m, rows.first + r);
-    for (int layer = 0; layer < m.shape.layers; layer++) {
-        const Layer& y = m.layers[layer];
+    for (int layer = 0; layer < m.w->shape.layers; layer++) {
+        const Layer& y = m.w->layers[layer];
         norm_rows(m, x, y.attention_norm, rows.count, normed);
         multiply(m, own, QKV, layer, normed, rows, 0, y.qkv.panels);
         for (int r = 0; r < rows.count; r++)
@@ -249,7 +249,7 @@ void bundle_piece(void* context, int thread, int, int bundle) {
         m.team.parking.wake(m.progress[bundle]);
         for (int r = 0, count; r < rows.count; r += count) {
             for (count = 1; r + count < rows.count && m.step.slots[rows.first + r + count] == m.step.slots[rows.first + r];) count++;
-            for (int kv = 0; kv < kv_heads; kv++) attend(m, own, layer, {rows.first + r, count}, kv, 0, m.group);
+            for (int kv = 0; kv < kv_heads; kv++) attend(m, own, layer, {rows.first + r, count}, kv, 0, m.w->group);
         }
         multiply(m, own, OUTPUT, layer, nullptr, rows, 0, y.output.panels);
         norm_rows(m, x, y.feed_forward_norm, rows.count, normed);
@@ -258,13 +258,13 @@ void bundle_piece(void* context, int thread, int, int bundle) {
     }
     const Rows outputs = outputs_of(m.step, rows);
     norm_outputs(m, outputs, normed);
-    multiply(m, own, HEAD, 0, normed, outputs, 0, m.head.panels);
+    multiply(m, own, HEAD, 0, normed, outputs, 0, m.w->head.panels);
     for (int o = 0; o < outputs.count; o++) choose_output(m, own, outputs.first + o);
 }
 
 // How many bundles the rows make; 0 where they are too few to be cut.
 int bundles_of(const Model& m, int rows) {
-    const int threads = m.team.size(), fewest = m.weight_bytes <= IN_CACHE ? FEWEST_CACHED : FEWEST_STREAMED;
+    const int threads = m.team.size(), fewest = m.w->bytes <= IN_CACHE ? FEWEST_CACHED : FEWEST_STREAMED;
     if (rows < fewest * threads) return 0;
     const int usual = std::max(fewest, BUNDLE);
     const int rounds = std::max(1, rows / (usual * threads));  // bundles of each thread
@@ -291,15 +291,15 @@ void run_bundles(Model& m, int count) {
 bool make_room(Model& m, int rows, int outputs) {
     const int64_t n = rows, lists = n * 4 + 64;  // runs and units of two numbers, then bundles and progress
     m.lists_bytes = lists * 8;
-    bool is_there = m.lists.at_least(lists * 2 + m.slots / 4 + 1) && m.x.at_least(n * m.d_model) && m.qkv_rows.at_least(n * m.qkv) &&
-                    m.mixed_rows.at_least(n * m.mixed) && m.hidden.at_least(n * m.d_hidden) &&
-                    m.logits.at_least(int64_t{outputs} * m.head.panels * LANES);
-    const int64_t widest = std::max({m.shape.d_model, m.shape.d_hidden, m.shape.heads * m.shape.head_dim});
+    bool is_there = m.lists.at_least(lists * 2 + m.slots / 4 + 1) && m.x.at_least(n * m.w->d_model) && m.qkv_rows.at_least(n * m.w->qkv) &&
+                    m.mixed_rows.at_least(n * m.w->mixed) && m.hidden.at_least(n * m.w->d_hidden) &&
+                    m.logits.at_least(int64_t{outputs} * m.w->head.panels * LANES);
+    const int64_t widest = std::max({m.w->shape.d_model, m.w->shape.d_hidden, m.w->shape.heads * m.w->shape.head_dim});
     for (int t = 0; is_there && t < m.team.made(); t++) {
         Own& own = m.own[t];
-        is_there = own.normed.at_least(n * m.d_model) && own.gates.at_least(n * LANES) &&
-                   own.wide.at_least(widest * LANES * WIDEST) && own.scores.at_least(6 * padded(m.shape.context)) &&
-                   own.draw.at_least(m.shape.vocab);
+        is_there = own.normed.at_least(n * m.w->d_model) && own.gates.at_least(n * LANES) &&
+                   own.wide.at_least(widest * LANES * WIDEST) && own.scores.at_least(6 * padded(m.w->shape.context)) &&
+                   own.draw.at_least(m.w->shape.vocab);
     }
     if (!is_there) return false;
     m.runs = reinterpret_cast<Run*>(m.lists.floats());
