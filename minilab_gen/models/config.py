@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-HEAD_TILE = 4
+HEAD_TILE = 2
 """What the size of a head is a multiple of: of others, a row of MKL's products depends on where it stands in them."""
 
 

@@ -12,17 +12,18 @@ from torch import Tensor
 
 from minilab_gen.engine import Chosen, Ended, Engine, Sequence
 from minilab_gen.generate import generate
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.kernels.decoder import WeightType
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
-from support.small_models import EIGHT_TO_ONE, SHAPES, random_model
+from support.small_models import EIGHT_TO_ONE, SHAPES, kernel_model
 
 CONTEXT = EIGHT_TO_ONE.context_length
 HOT = SamplingSettings(temperature=1.0, seed=42)
 
 
 @cache
-def model_of(shape: str = "8:1", *, packed: bool | None = None, dtype: torch.dtype = torch.float32) -> MiniLabModel:
-    return random_model(SHAPES[shape]).to(dtype).freeze(packed=packed)
+def model_of(shape: str = "8:1", weights: WeightType = "float32") -> KernelModel:
+    return kernel_model(SHAPES[shape], weights)
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class ReferenceAnswer:
     logits: list[Tensor]
 
 
-def alone(request: GenerationRequest, model: MiniLabModel | None = None, *, use_cache: bool = True) -> ReferenceAnswer:
+def alone(request: GenerationRequest, model: KernelModel | None = None, *, use_cache: bool = True) -> ReferenceAnswer:
     """The answer of the reference loop."""
     model = model or model_of()
     steps = list(
@@ -46,7 +47,7 @@ class Watched:
     """An engine and what came out of it. Tokens must come as 1, 2, 3, ..., and nothing after the end."""
 
     def __init__(
-        self, model: MiniLabModel | None = None, max_batch: int = 4, *, model_raises: bool = False, **named: Any
+        self, model: KernelModel | None = None, max_batch: int = 4, *, model_raises: bool = False, **named: Any
     ) -> None:
         self.tokens: dict[str, list[int]] = {}
         self.logits: dict[str, list[Tensor]] = {}
@@ -106,7 +107,7 @@ def assert_equal(watched: Watched, name: str, expected: ReferenceAnswer) -> None
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
-def assert_equal_alone(watched: Watched, requests: dict[str, GenerationRequest], model: MiniLabModel) -> None:
+def assert_equal_alone(watched: Watched, requests: dict[str, GenerationRequest], model: KernelModel) -> None:
     for name, request in requests.items():
         assert_equal(watched, name, alone(request, model))
 

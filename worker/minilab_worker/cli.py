@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -38,11 +37,6 @@ _log = logging.getLogger(__name__)
 _FAILED, _BAD_USAGE, _NO_REDIS = 1, 2, 4
 
 
-_SPIN_COUNT = "20000"
-"""Turns that OpenMP's threads wait awake between two operations: a tenth of a millisecond, which bridges the gaps of a
-step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs a system call for each operation."""
-
-
 _CONTEXT = {
     "help_option_names": ["-h", "--help"],
     "show_default": True,
@@ -68,7 +62,10 @@ _CONTEXT = {
     help="Maximum number of tokens in the KV cache, of all jobs.  [default: what half of the free memory holds]",
 )
 @click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="Data type of the weights."
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "int8"]),
+    default="float32",
+    help="Data type of the weights; int8 is made at load.",
 )
 @click.option(
     "--queue",
@@ -113,7 +110,7 @@ def program(
     name: str | None,
     max_batch: int,
     kv_tokens: int | None,
-    dtype: Literal["float32", "bfloat16"],
+    dtype: Literal["float32", "bfloat16", "int8"],
     queues: tuple[str, ...],
     redis_url: str | None,
     burst: bool,
@@ -139,7 +136,6 @@ def program(
     logs.configure(log_format, verbose=verbose, quiet=quiet)
     # Before there is anything to finish. Process 1 of a container gets no SIGTERM for which it has not asked.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is loaded, which is next
     name = keys.check_model_name(name or default_name(model))
     write_name(lease_file, "")  # a health check must not find a predecessor, whose lease may outlive it
     with ExitStack() as stack:
@@ -150,15 +146,14 @@ def program(
             server = stack.enter_context(closing(MetricsServer(metrics_host, metrics_port)))
         served_queues = queues or tuple(keys.queue_names(name))
         _check_before_loading(model, name, served_queues, redis_url)
-        _log.info("%s: loading it and checking that it is exact here, which takes seconds on a quiet machine", model)
+        _log.info("%s: loading it", model)
         # torch, which `minilab-worker redis` can do without
-        from minilab_worker.serving import compute_beside_the_main_thread, load_served_model
+        from minilab_worker.serving import load_served_model
         from minilab_worker.worker import Worker, WorkerSettings
 
-        most = compute_beside_the_main_thread()
-        served = load_served_model(model, name, max_batch, threads, most_threads=most, dtype=dtype, kv_tokens=kv_tokens)
-        settings = WorkerSettings(served_queues, max_batch, redis_url, burst, served.threads, lease, grace, log_text)
-        _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.verdict, served.seconds)
+        served = load_served_model(model, name, max_batch, threads, dtype=dtype, kv_tokens=kv_tokens)
+        settings = WorkerSettings(served_queues, max_batch, redis_url, burst, lease, grace, log_text)
+        _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.card.exactness, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
         with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
             check_announced_model(connection, served.card)
