@@ -16,6 +16,7 @@ from typing import Final
 import click
 
 from minilab_gen.engine import Chosen, Engine, Sequence
+from minilab_gen.errors import MiniLabError
 from minilab_gen.generate import generate
 from minilab_gen.measurement import (
     SUMMARY_HEAD,

@@ -13,7 +13,6 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
-from support.small_models import threads
 
 from minilab_gen.errors import RequestError
 from minilab_gen.models.checkpoint import read_model
@@ -43,8 +42,10 @@ SETTINGS = TrainSettings(
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Two threads on products this small only wait for each other; also, the command line sets a number."""
-    with threads(1):
-        yield
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture
