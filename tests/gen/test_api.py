@@ -29,6 +29,7 @@ from minilab_gen.errors import (
 from minilab_gen.generate import generate
 from minilab_gen.protocol import jobs, keys
 from minilab_gen.protocol.events import Event
+from minilab_gen.protocol.submission import EXPIRES_AT
 
 StartWorker = Callable[..., Worker]
 NOWHERE = "redis://127.0.0.1:1"
@@ -144,7 +145,7 @@ def test_what_is_asked_is_what_is_queued(server: redis.Redis) -> None:
     assert job_id == "x"
     assert jobs.request_of(job) == GenerationRequest((5, 12, 7), 9, SamplingSettings(0.8, 20, 0.9, 11), (1, 2))
     assert (job.origin, job.timeout) == (keys.queue_name("base", "high"), 60)
-    assert 60 < job.meta[jobs.EXPIRES_AT] - time.time() <= 70
+    assert 60 < job.meta[EXPIRES_AT] - time.time() <= 70
 
 
 def test_the_models_own_stop_ids_are_taken_where_none_are_given(server: redis.Redis, start_worker: StartWorker) -> None:

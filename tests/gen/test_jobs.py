@@ -23,9 +23,10 @@ from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError, 
 from minilab_gen.protocol import endings, jobs, keys
 from minilab_gen.protocol.endings import settle
 from minilab_gen.protocol.events import EndEvent, EndReason, JobState, TokenEvent
-from minilab_gen.protocol.jobs import JobView, Submission, enqueue, fetch, request_of, view
+from minilab_gen.protocol.jobs import JobView, fetch, request_of, view
 from minilab_gen.protocol.results import JobResult, result
 from minilab_gen.protocol.streams import publish, published_tokens
+from minilab_gen.protocol.submission import EXPIRES_AT, Submission, enqueue
 from minilab_gen.request import GenerationRequest, SamplingSettings
 
 REQUEST = GenerationRequest((5, 12, 7), 4, SamplingSettings(0.8, top_k=20, top_p=0.9, seed=11), stop_ids=(2,))
@@ -570,7 +571,7 @@ def test_a_job_whose_canceller_was_killed_on_the_way_can_still_end(connection: r
     enqueue(connection, REQUEST, Submission(job_id="x", ttl=1))
     assert endings.take_from_queue(connection, fetch(connection, "x"))
     if ending == "expiry":
-        connection.hset("rq:job:x", "meta", json.dumps({jobs.EXPIRES_AT: 0.0}))
+        connection.hset("rq:job:x", "meta", json.dumps({EXPIRES_AT: 0.0}))
 
     if ending == "cancel":
         endings.cancel(connection, "x")
@@ -600,7 +601,7 @@ def test_a_job_that_waits_to_be_continued_has_started_in_time(connection: redis.
     """It is back in its queue because its worker's lease expired; its ttl was about the first start."""
     enqueue(connection, REQUEST, Submission(job_id="x", ttl=1))
     write(connection, "a")
-    connection.hset("rq:job:x", "meta", json.dumps({jobs.EXPIRES_AT: 0.0}))
+    connection.hset("rq:job:x", "meta", json.dumps({EXPIRES_AT: 0.0}))
 
     settle(connection, "x")
 

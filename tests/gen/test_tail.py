@@ -25,8 +25,9 @@ from minilab_gen.protocol import jobs, keys
 from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.connection import connect, connect_async
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import JobView, Submission, enqueue, fetch
+from minilab_gen.protocol.jobs import JobView, fetch
 from minilab_gen.protocol.streams import publish, published_tokens
+from minilab_gen.protocol.submission import EXPIRES_AT, Submission, enqueue
 from minilab_gen.protocol.tail import Cursor, tail, tail_async
 from minilab_gen.request import GenerationRequest
 
@@ -295,7 +296,7 @@ def overdue(connection: redis.Redis) -> None:
     """A job in the queue that has waited longer than it may."""
     submit(connection, ttl=1)
     job = fetch(connection, "x")
-    job.meta[jobs.EXPIRES_AT] = 0.0
+    job.meta[EXPIRES_AT] = 0.0
     job.save_meta()
 
 

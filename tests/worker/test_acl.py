@@ -30,9 +30,10 @@ from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of, recorded_state
+from minilab_gen.protocol.jobs import fetch, queue_of, recorded_state
 from minilab_gen.protocol.script_cache import forget_connection
 from minilab_gen.protocol.streams import publish, stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 DOCUMENT: Final = Path(__file__).parent.parent.parent / "docs" / "security.md"
