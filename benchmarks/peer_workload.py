@@ -11,7 +11,7 @@ from peer_protocol import Job
 
 from minilab_gen.engine import Engine, Sequence
 from minilab_gen.models.checkpoint import load, read_model, write_checkpoint
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import GenerationRequest, SamplingSettings
 from minilab_gen.text.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, get_tokenizer
 
@@ -55,7 +55,7 @@ def draw_jobs(checkpoint: Path, workload: Workload) -> list[Job]:
     return [Job(text[:length], answer) for text, length, answer in zip(texts, prompts, answers, strict=True)]
 
 
-def _write_texts(model: MiniLabModel, first_ids: list[int], length: int) -> list[list[int]]:
+def _write_texts(model: KernelModel, first_ids: list[int], length: int) -> list[list[int]]:
     """A text of ``length`` ids after each first id, drawn at temperature 1: what the model believes texts are like."""
     engine = Engine(model, len(first_ids))
     sequences = []
