@@ -39,7 +39,7 @@ bench: $(VENV)/.worker  ## measure exactness, speed and where the time goes; pee
 	@$(BIN)/python benchmarks/exactness.py --jobs 1000
 	@$(BIN)/python benchmarks/throughput.py --rounds 3
 	@$(BIN)/python benchmarks/overhead.py
-	@test ! -d "$$HOME/.cache/minilab-peers" || $(BIN)/python benchmarks/peers.py --rounds 2
+	@test ! -d "$$HOME/.cache/minilab-peers" || $(BIN)/python benchmarks/peers.py --jobs 64 --rounds 2
 
 chaos: $(VENV)/.dev  ## kill, pause and cut off everything around a service under load (SEEDS=20)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seeds $(SEEDS)

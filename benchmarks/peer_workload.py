@@ -18,14 +18,22 @@ from minilab_gen.text.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, get_tokenize
 _SEED = 20
 """Any number: it fixes the jobs, so that two runs of the benchmark ask for the same."""
 
+_FEWEST_JOBS = 8
+"""Of a round: half a second of one job at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How many jobs, and between which lengths; both ends belong to a range."""
+    """How many jobs are handed over at once, and between which lengths; both ends belong to a range."""
 
-    jobs: int
+    at_once: int
     prompt_tokens: tuple[int, int]
     new_tokens: tuple[int, int]
+
+    @property
+    def jobs(self) -> int:
+        """Jobs of a round: few at once are followed by others, so that a round takes long enough to be timed."""
+        return self.at_once * -(-_FEWEST_JOBS // self.at_once)
 
     @property
     def max_tokens(self) -> int:
