@@ -35,12 +35,11 @@ test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
 	@$(BIN)/python -m pytest $(ARGS)
 
 # Sizes that fit in five minutes on two quiet cores; each program alone measures longer, see its --help.
-bench: export GOMP_SPINCOUNT ?= 20000
 bench: $(VENV)/.worker  ## measure exactness, speed and where the time goes; peers, too, where they are installed
 	@$(BIN)/python benchmarks/exactness.py --jobs 1000
 	@$(BIN)/python benchmarks/throughput.py --rounds 3
 	@$(BIN)/python benchmarks/overhead.py
-	@test ! -d "$$HOME/.cache/minilab-peers" || $(BIN)/python benchmarks/peers.py --rounds 2
+	@test ! -d "$$HOME/.cache/minilab-peers" || $(BIN)/python benchmarks/peers.py --jobs 64 --rounds 2
 
 chaos: $(VENV)/.dev  ## kill, pause and cut off everything around a service under load (SEEDS=20)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seeds $(SEEDS)

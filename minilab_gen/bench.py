@@ -16,8 +16,10 @@ from typing import Final
 import click
 
 from minilab_gen.engine import Chosen, Engine, Sequence
+from minilab_gen.engine.engine import OnPhase
 from minilab_gen.errors import MiniLabError
 from minilab_gen.generate import generate
+from minilab_gen.kernels.decoder import WEIGHT_TYPES, WeightType
 from minilab_gen.measurement import (
     SUMMARY_HEAD,
     Progress,
@@ -55,15 +57,21 @@ _SEED: Final = 20_261_129
 model_option = click.option(
     "--model", "folder", type=click.Path(path_type=Path), default=BASE_CHECKPOINT, help="Checkpoint folder."
 )
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(WEIGHT_TYPES),
+    default="float32",
+    help="Data type of the weights; int8 is made at load.",
+)
 json_option = click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers there, too."
 )
 
 
-def load_model(folder: Path, threads: int | None = None) -> KernelModel:
+def load_model(folder: Path, threads: int | None = None, dtype: WeightType = "float32") -> KernelModel:
     """The model of a checkpoint folder. Errors are click's."""
     try:
-        return load(folder, threads=threads)
+        return load(folder, dtype, threads=threads)
     except MiniLabError as error:
         raise click.ClickException(str(error)) from error
 
@@ -98,12 +106,15 @@ def run_reference(model: KernelModel, requests: Iterable[GenerationRequest]) -> 
     return RunResult(clock.tokens, time.perf_counter() - start, clock, peak_memory())
 
 
-def run_engine(model: KernelModel, requests: Iterable[GenerationRequest], at_once: int) -> RunResult:
+def run_engine(
+    model: KernelModel, requests: Iterable[GenerationRequest], at_once: int, on_phase: OnPhase | None = None
+) -> RunResult:
     """The engine in a closed loop: ``at_once`` jobs at any time, the next one added when one has ended.
 
-    The pace is that of the steady part: from when all slots are in use to when the last job is added.
+    The pace is that of the steady part: from when all slots are in use to when the last job is added. ``on_phase`` is
+    the engine's.
     """
-    engine, clock = Engine(model, at_once), TokenClock()
+    engine, clock = Engine(model, at_once, on_phase=on_phase), TokenClock()
     to_come = deque(Sequence(str(number), request) for number, request in enumerate(requests))
     marks: list[tuple[float, int]] = []  # time and tokens so far, step by step
     reset_peak_memory()

@@ -23,6 +23,7 @@ from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.text.tokenizer import train_tokenizer
 from minilab_gen.training.corpus import Corpus, token_row
 from minilab_gen.training.curve import CURVE_FILE, Measurement, can_draw, draw_curve
+from minilab_gen.training.quality import bits_per_byte
 
 _STATE_FILE = "training-state.pt"
 _SEED_STRIDE = 1_000_003  # a prime above any step count, so that no two (seed, step) share a generator
@@ -138,20 +139,10 @@ class Trainer:
         self.model.train()
         return float(loss)
 
-    @torch.no_grad()
     def held_out_bits_per_byte(self) -> float:
         """Bits per byte of the held-out text; every token is judged with at least half a context before it."""
         length = self.settings.model.context_length
-        half, nats, judged = length // 2, 0.0, 1
-        self.model.eval()
-        while judged < len(self._held_out):
-            start = max(0, judged - half)
-            window = self._held_out[start : start + length + 1]
-            logits, _ = self.model(window[None, :-1], window[None, 1:])
-            fresh = judged - start - 1  # tokens of this window that an earlier one has judged
-            nats += float(torch.nn.functional.cross_entropy(logits[0, fresh:], window[1 + fresh :], reduction="sum"))
-            judged = start + len(window)
-        return nats / math.log(2) / self._held_out_bytes
+        return bits_per_byte(self.model.eval(), self._held_out, self._held_out_bytes, length)
 
     def _train_step(self) -> float:
         ids, targets = self._windows()
