@@ -17,6 +17,8 @@ from minilab_gen.protocol.jobs import Submission, enqueue, fetch, recorded_state
 from minilab_gen.protocol.verification import AT_ONCE, verify
 from minilab_gen.request import GenerationRequest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def job(server: redis.Redis, start_worker: StartWorker) -> str:

@@ -20,7 +20,10 @@ from support.watch_terminal import GIVEN_BACK, TAKEN, Terminal
 from minilab_gen.protocol.jobs import fetch
 from minilab_gen.protocol.worker_stats import WorkerStats, publish_stats
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
+]
 
 
 @pytest.fixture

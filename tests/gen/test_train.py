@@ -24,6 +24,8 @@ from minilab_gen.text.tokenizer import END_OF_TEXT, get_tokenizer, train_tokeniz
 from minilab_gen.train import Trainer, TrainSettings, main, train
 from minilab_gen.training.corpus import Corpus, read_corpus, token_row
 
+pytestmark = pytest.mark.slow
+
 BOOK = "\n\n".join(
     f"Chapitre {number}\nPhileas Fogg avait parié {number * 1000} livres.\nPassepartout le suivit à la gare {number}."
     for number in range(1, 9)

@@ -16,6 +16,8 @@ from support.waiting import wait_until
 
 from minilab_gen.protocol.events import EndEvent
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def service(served: ServedModel) -> Iterator[Service]:

@@ -25,6 +25,8 @@ from support.waiting import wait_until
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import Submission, enqueue
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def proxy(server: redis.Redis, server_url: str) -> Iterator[Proxy]:

@@ -30,6 +30,8 @@ from minilab_gen.protocol.streams import publish, published_tokens, stream_lengt
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def start(server: redis.Redis, served: ServedModel) -> Iterator[StartWorker]:

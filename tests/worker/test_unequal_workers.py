@@ -29,6 +29,8 @@ from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.streams import stream_length
 from minilab_gen.request import GenerationRequest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def start(server: redis.Redis, served: ServedModel) -> Iterator[StartWorker]:
