@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from other_processor import FILES, KINDS, TESTS, Kind, capability_with, describe, features, others
 
+pytestmark = pytest.mark.slow
+
 AVX2 = frozenset({"sse4_1", "avx2"})
 
 
