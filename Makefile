@@ -28,7 +28,7 @@ COMPOSE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench chaos compose-test interop other-processor pictures check format lint types contracts kernels wheel golden setup
+.PHONY: help demo test quick bench chaos compose-test interop other-processor pictures check format lint types contracts kernels wheel golden setup
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -38,6 +38,9 @@ demo: $(LIBRARY)  ## watch a sentence grow token by token; leaves nothing runnin
 
 test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
 	@$(BIN)/python -m pytest $(ARGS)
+
+quick: $(VENV)/.dev  ## run the tests that are quick, in about a minute: most of them, with all modules
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 # Sizes that fit in five minutes on two quiet cores; each program alone measures longer, see its --help.
 bench: $(LIBRARY)  ## measure exactness, speed and where the time goes; peers, too, where they are installed

@@ -166,9 +166,7 @@ def main() -> None:
     """Build, and say where."""
     parser = argparse.ArgumentParser(description="Compile the kernels.")
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
-    parser.add_argument(
-        "--announce", action="store_true", help="only say how an installation builds them"
-    )
+    parser.add_argument("--announce", action="store_true", help="only say how an installation builds them")
     told = parser.parse_args()
     if told.announce:
         print(announcement())

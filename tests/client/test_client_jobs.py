@@ -220,6 +220,7 @@ def test_a_registry_of_many_names_of_expired_jobs_hides_no_other(connection: red
     assert ids() == ["x"]
 
 
+@pytest.mark.slow
 def test_of_100_000_jobs_only_the_newest_are_read(server: redis.Redis) -> None:
     many(server, 100_000, "rq:queue:minilab.base", "queued")
     server.config_resetstat()

@@ -25,7 +25,10 @@ from minilab_gen.protocol.jobs import fetch
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
+]
 
 SLOW_MACHINE = 20.0
 """Seconds beyond what is promised that a loaded machine may take."""
