@@ -43,7 +43,7 @@ from minilab_gen.errors import MiniLabError
 from minilab_gen.measurement import Progress, facts, table, write_json
 from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 
 SIZES: Final = (1, 16, 64)
 

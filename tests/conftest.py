@@ -22,7 +22,7 @@ from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.protocol import embedded, keys
 from minilab_gen.text.tokenizer import get_tokenizer
 
-pytest_plugins = ["support.run_guard"]
+pytest_plugins = ["support.private_server", "support.redis_users", "support.run_guard", "support.tail_readers"]
 
 SLOW_FIXTURES = frozenset(
     {"burst", "demonstration", "minilab_worker", "own_service", "slow_checkpoint", "start_worker", "two_models"}
@@ -63,6 +63,13 @@ def server(server_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.R
     with redis.Redis.from_url(server_url, protocol=2, legacy_responses=True) as connection:
         connection.flushall()
         yield connection
+
+
+@pytest.fixture
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the tester's server nor retries, which are slow: connections are tried once, where a test says."""
+    monkeypatch.delenv("MINILAB_REDIS_URL", raising=False)
+    monkeypatch.setattr("minilab_gen.protocol.connection.RETRIES", 0)
 
 
 @pytest.fixture(params=["fakeredis", "server"])

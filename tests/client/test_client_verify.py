@@ -17,8 +17,8 @@ from support.verification import REQUEST, StartWorker, alter, finished, nothing_
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.streams import publish, published_tokens, read_stream
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.verification import MARK
 from minilab_gen.request import GenerationRequest, SamplingSettings
 

@@ -13,7 +13,8 @@ from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, recorded_state
+from minilab_gen.protocol.jobs import fetch, recorded_state
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.verification import AT_ONCE, verify
 from minilab_gen.request import GenerationRequest
 

@@ -15,8 +15,9 @@ from support.client_program import announce_worker, end, run, submit, write
 from support.watching import SCREEN, begin, look, report, texts
 
 from minilab_gen.protocol import endings, keys
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch
+from minilab_gen.protocol.jobs import fetch
 from minilab_gen.protocol.keys import Priority
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 REQUEST = GenerationRequest((5, 12, 7))

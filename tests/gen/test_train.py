@@ -21,8 +21,9 @@ from minilab_gen.models.checkpoint_folder import read_config
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.text.tokenizer import END_OF_TEXT, get_tokenizer, train_tokenizer
-from minilab_gen.train import Trainer, TrainSettings, main, train
+from minilab_gen.train import main, train
 from minilab_gen.training.corpus import Corpus, read_corpus, token_row
+from minilab_gen.training.trainer import Trainer, TrainSettings
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ from click.testing import Result
 from minilab_client.batch.line import Line
 
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 from support.client_program import client, end, queued, start, write
 
 

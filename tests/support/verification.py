@@ -11,8 +11,9 @@ from minilab_worker.worker import Worker
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, recorded_state
+from minilab_gen.protocol.jobs import fetch, recorded_state
 from minilab_gen.protocol.streams import publish, read_stream
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.verification import MARK
 from minilab_gen.request import GenerationRequest, SamplingSettings
 from support.waiting import wait_until

@@ -23,7 +23,7 @@ from support.reclaimed_jobs import (
 from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 
 pytestmark = pytest.mark.slow
 

@@ -27,8 +27,8 @@ from minilab_gen.engine.sequence import Outcome
 from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.streams import publish, published_tokens, stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 pytestmark = pytest.mark.slow
