@@ -63,8 +63,8 @@ def test_every_line_gets_the_tokens_that_generate_gives(
     texts = ("Phileas Fogg", "Le", "à bord du Nautilus,")
     write_lines(
         file,
-        *(own(f"own-{n}", texts[n % 3], temperature=n % 4 / 2, max_new_tokens=1 + n) for n in range(40)),
-        *(openai(f"openai-{n}", texts[n % 3], top_p=0.9, seed=n) for n in range(20)),
+        *(own(f"own-{n}", texts[n % 3], temperature=n % 4 / 2, max_new_tokens=1 + n // 2) for n in range(40)),
+        *(openai(f"openai-{n}", texts[n % 3], top_p=0.9, seed=n, max_tokens=20 - n) for n in range(20)),
     )
 
     result = batch(file, out)

@@ -10,11 +10,13 @@ import pytest
 import redis
 from minilab_worker.job_store import Completion
 from minilab_worker.serving import ServedModel
+from minilab_worker.worker import make_engine
 from support.memory_service import REQUEST, SLOTS, Service
 from support.memory_store import MemoryJobStore
 from support.waiting import wait_until
 
 from minilab_gen.protocol.events import EndEvent
+from minilab_gen.request import GenerationRequest
 
 pytestmark = pytest.mark.slow
 
@@ -31,7 +33,7 @@ def test_jobs_are_answered_and_recorded_once_and_their_slots_released(service: S
     for job_id in jobs:
         service.queue.submit(job_id, REQUEST)
 
-    worker, _, _ = service.start()
+    worker, _, _ = service.start(engine=make_engine)
     wait_until(lambda: service.has_ended(*jobs))
 
     service.assert_answered(*jobs)
@@ -43,14 +45,17 @@ def test_jobs_are_answered_and_recorded_once_and_their_slots_released(service: S
 def test_no_more_jobs_are_started_than_there_are_slots(service: Service) -> None:
     jobs = [f"job-{number}" for number in range(3 * SLOTS)]
     for job_id in jobs:
-        service.queue.submit(job_id, REQUEST)
+        service.queue.submit(job_id, GenerationRequest((5, 6), max_new_tokens=20))
+    seen: list[int] = []
+
+    def has_looked_to_the_end() -> bool:
+        seen.append(len(service.queue.started))
+        return service.has_ended(*jobs)
 
     service.start()
-    most = 0
-    while not service.has_ended(*jobs):
-        most = max(most, len(service.queue.started))
+    wait_until(has_looked_to_the_end, pause=0.001)
 
-    assert most == SLOTS
+    assert max(seen) == SLOTS
 
 
 def test_a_job_is_recorded_only_once_its_end_is_in_the_stream(service: Service) -> None:
