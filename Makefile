@@ -31,7 +31,7 @@ COMPOSE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test quick coverage bench chaos compose-test interop other-processor pictures check format lint types contracts kernels wheel golden setup
+.PHONY: help demo test quick coverage bench chaos compose-test interop other-processor pictures check format lint types contracts kernels wheel tidy sanitize golden setup
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,6 +71,12 @@ wheel: $(VENV)/.dev  ## build the wheel in dist, and test the kernels that it ca
 	@ls dist/*.whl
 	@PYTHONPATH=dist/installed:tests $(BIN)/python -P -m pytest -q --import-mode=importlib tests/kernels
 
+tidy: $(VENV)/.dev  ## clang-tidy over the kernels: likely bugs, and what is slow for no reason
+	@PYTHONPATH=tests $(BIN)/python -m kernels.tidy
+
+sanitize: $(VENV)/.dev  ## run the kernels as the compiler's sanitizers watch for bad addresses, undefined behaviour and races
+	@PYTHONPATH=tests $(BIN)/python -m kernels.sanitize
+
 golden: $(VENV)/.dev  ## compare every build with the golden bits, aarch64 under qemu, too
 	@PYTHONPATH=tests $(BIN)/python -m kernels.golden --cross
 
@@ -83,7 +89,7 @@ other-processor: $(VENV)/.dev  ## run the tests of exactness again, limited to t
 pictures: $(LIBRARY)  ## make docs/session.svg and docs/watch.svg again, of real runs
 	@$(BIN)/python docs/pictures.py
 
-check: format lint types contracts $(TESTS)  ## everything that must hold before a commit: format, lint, types, contracts, tests
+check: format lint types contracts tidy $(TESTS)  ## everything that must hold before a commit: format, lint, types, contracts, clang-tidy, tests
 
 format: $(VENV)/.dev  ## is the code formatted?
 	@$(BIN)/ruff format --check

@@ -102,18 +102,26 @@ def toolchain() -> Toolchain:
 
 
 def build(
-    target: Path | None = None, tools: Toolchain | None = None, extra: tuple[str, ...] = (), *, strict: bool = False
+    target: Path | None = None,
+    tools: Toolchain | None = None,
+    extra: tuple[str, ...] = (),
+    *,
+    of_backends: tuple[str, ...] = (),
+    strict: bool = False,
 ) -> Path:
-    """Compile the library to ``target`` unless what is there was made of the same; its path. Raises BuildError."""
+    """Compile the library to ``target`` unless what is there was made of the same; its path. Raises BuildError.
+
+    ``extra`` flags are for compiling and linking; those ``of_backends`` follow when a back end is compiled.
+    """
     target = target or HERE / library_name()
     tools = tools or toolchain()
-    identity = _identity(tools, extra)
+    identity = _identity(tools, (*extra, *of_backends))
     if target.exists() and identity.encode() in target.read_bytes():
         return target
     warnings = WARNINGS if strict else []
     with tempfile.TemporaryDirectory() as folder:
         objects, commands = [], []
-        for name, source, flags in _units(tools.machine, identity):
+        for name, source, flags in _units(tools.machine, identity, of_backends):
             objects.append(str(Path(folder) / f"{name}.o"))
             commands.append(
                 [*tools.compile, *FLAGS, *warnings, *extra, *flags, "-c", str(SOURCE / source), "-o", objects[-1]]
@@ -129,10 +137,10 @@ def build(
     return target
 
 
-def _units(machine: str, identity: str) -> list[tuple[str, str, list[str]]]:
+def _units(machine: str, identity: str, of_backends: tuple[str, ...]) -> list[tuple[str, str, list[str]]]:
     """Name, source file and flags of each object."""
     backends = BACKENDS.get(machine, {"PLAIN": []})
-    units = [(name, "backend.cpp", [f"-DMLK_BACKEND_{name}", *flags]) for name, flags in backends.items()]
+    units = [(name, "backend.cpp", [f"-DMLK_BACKEND_{name}", *flags, *of_backends]) for name, flags in backends.items()]
     return units + [(name, f"{name}.cpp", [f"-DMLK_BUILD={identity}"]) for name in OTHERS]
 
 
