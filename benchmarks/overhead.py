@@ -35,7 +35,7 @@ from minilab_gen.kernels.library import library
 from minilab_gen.measurement import Progress, facts, table, write_json
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 
 SIZES: Final = (1, 16, 64)
 

@@ -22,7 +22,7 @@ from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.protocol import embedded, keys
 from minilab_gen.text.tokenizer import get_tokenizer
 
-pytest_plugins = ["support.run_guard"]
+pytest_plugins = ["support.private_server", "support.redis_users", "support.run_guard", "support.tail_readers"]
 
 SMALL = ModelConfig(vocab_size=2048, context_length=64, n_layer=2, n_head=8, n_kv_head=1, d_model=64, d_hidden=64)
 """A model with the base model's vocabulary that answers in a fraction of a millisecond."""
@@ -51,6 +51,13 @@ def server(server_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.R
     with redis.Redis.from_url(server_url, protocol=2, legacy_responses=True) as connection:
         connection.flushall()
         yield connection
+
+
+@pytest.fixture
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the tester's server nor retries, which are slow: connections are tried once, where a test says."""
+    monkeypatch.delenv("MINILAB_REDIS_URL", raising=False)
+    monkeypatch.setattr("minilab_gen.protocol.connection.RETRIES", 0)
 
 
 @pytest.fixture(params=["fakeredis", "server"])

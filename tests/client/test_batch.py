@@ -36,7 +36,8 @@ from support.waiting import wait_until
 from minilab_gen.generate import generate
 from minilab_gen.protocol import endings, keys
 from minilab_gen.protocol.cards import publish_card
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch
+from minilab_gen.protocol.jobs import fetch
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 

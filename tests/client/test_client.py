@@ -411,7 +411,7 @@ def test_redis_failing_in_the_middle_is_one_line_with_its_reason(
     def fail(*_: object) -> str:
         raise error
 
-    monkeypatch.setattr("minilab_gen.protocol.jobs.enqueue", fail)
+    monkeypatch.setattr("minilab_gen.protocol.submission.enqueue", fail)
 
     result = client("submit", "Phileas Fogg")
 

@@ -19,7 +19,8 @@ from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, publish_card
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch
+from minilab_gen.protocol.jobs import fetch
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.worker_stats import WorkerStats, publish_stats
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.tokenizer import get_tokenizer

@@ -14,8 +14,9 @@ from support.client_program import client, end, fake_redis, run, start, submit, 
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of
+from minilab_gen.protocol.jobs import fetch, queue_of
 from minilab_gen.protocol.listing import PAGE, Wanted, newest_jobs
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 TEXTS = (" é", "", "tait\n", " là")

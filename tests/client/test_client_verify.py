@@ -20,8 +20,9 @@ from support.waiting import wait_until
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, recorded_state
+from minilab_gen.protocol.jobs import fetch, recorded_state
 from minilab_gen.protocol.streams import publish, published_tokens, read_stream
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.verification import AT_ONCE, MARK, verify
 from minilab_gen.request import GenerationRequest, SamplingSettings
 

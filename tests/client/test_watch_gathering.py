@@ -17,8 +17,9 @@ from rq.job import JobStatus
 from support.client_program import announce_worker, end, run, start, submit, write
 
 from minilab_gen.protocol import endings, keys
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of
+from minilab_gen.protocol.jobs import fetch, queue_of
 from minilab_gen.protocol.keys import Priority
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.worker_stats import WorkerStats, publish_stats
 from minilab_gen.request import GenerationRequest
 

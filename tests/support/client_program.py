@@ -17,8 +17,9 @@ from rq.serializers import JSONSerializer
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, EndReason, TokenEvent
-from minilab_gen.protocol.jobs import EXPIRES_AT, Submission, enqueue, fetch
+from minilab_gen.protocol.jobs import fetch
 from minilab_gen.protocol.streams import publish
+from minilab_gen.protocol.submission import EXPIRES_AT, Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 TTL = 600

@@ -31,9 +31,10 @@ from minilab_gen.engine.sequence import Outcome
 from minilab_gen.protocol import endings, keys
 from minilab_gen.protocol.bulk_cancel import cancel_waiting
 from minilab_gen.protocol.clock import server_time
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of, view
+from minilab_gen.protocol.jobs import fetch, queue_of, view
 from minilab_gen.protocol.original_request import original_request_of
 from minilab_gen.protocol.streams import stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.workers import all_workers
 from minilab_gen.request import GenerationRequest
 

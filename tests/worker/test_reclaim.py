@@ -31,8 +31,9 @@ from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch
+from minilab_gen.protocol.jobs import fetch
 from minilab_gen.protocol.streams import publish, published_tokens, stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest
 

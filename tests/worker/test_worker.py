@@ -24,9 +24,9 @@ from support.waiting import wait_until
 from minilab_gen import EndEvent
 from minilab_gen.generate import generate
 from minilab_gen.protocol import endings, jobs, keys
-from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.results import result
 from minilab_gen.protocol.streams import published_tokens
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest, SamplingSettings
 
