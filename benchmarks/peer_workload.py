@@ -10,8 +10,9 @@ from pathlib import Path
 from peer_protocol import Job
 
 from minilab_gen.engine import Engine, Sequence
-from minilab_gen.models.checkpoint import load, read_model, write_checkpoint
+from minilab_gen.models.checkpoint import load
 from minilab_gen.models.kernel_model import KernelModel
+from minilab_gen.models.torch_checkpoint import read_model, write_checkpoint
 from minilab_gen.request import GenerationRequest, SamplingSettings
 from minilab_gen.text.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, get_tokenizer
 

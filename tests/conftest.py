@@ -16,9 +16,9 @@ from minilab_worker.serving import ServedModel, load_served_model
 from minilab_worker.worker import MakeEngine, Worker, WorkerSettings, make_engine
 from support.own_service import OwnService, own_service_of
 
-from minilab_gen.models.checkpoint import write_checkpoint
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.torch_checkpoint import write_checkpoint
 from minilab_gen.protocol import embedded, keys
 from minilab_gen.text.tokenizer import get_tokenizer
 

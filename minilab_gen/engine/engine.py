@@ -8,24 +8,24 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple
-
-import torch
-from torch import Tensor
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from minilab_gen.engine.scheduler import Chunk, Scheduler
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
 from minilab_gen.errors import RequestError
 from minilab_gen.kernels.library import KernelError
+from minilab_gen.kernels.sampler import TokenSampler
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import ModelLimits
-from minilab_gen.sampling import Sampler
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _PREFILL_SHARE, _LEAST_PREFILL = 4, 64
 """Prompt tokens that one step reads at most: so many for each slot, but no fewer. A newcomer then delays its
 neighbours by two or three of their steps: a product over four times the rows takes less than four times as long."""
 
-OnLogits = Callable[[Sequence, Tensor], None]
+OnLogits = Callable[[Sequence, "Tensor"], None]
 
 Phase = Literal["plan", "prefill", "decode", "settle"]
 """Parts of a step in their order; a pass that reads any prompt is ``prefill``, although others decode along with it. It
@@ -101,7 +101,7 @@ class Engine:
         if sequence.name in self._known:
             raise RequestError(f"a sequence's name must be new to the engine, got {sequence.name} again")
         sequence.request.check_fits(self._limits)
-        sequence.sampler = Sampler(sequence.request.settings, self._limits.vocab_size)
+        sequence.sampler = TokenSampler(sequence.request.settings, self._limits.vocab_size)
         sequence.sampler.skip(sequence.tokens)
         self._scheduler.add(sequence)
         self._known[sequence.name] = sequence
@@ -176,7 +176,7 @@ class Engine:
             if chunk.is_last:
                 output_rows.append(len(ids) - 1)
         finished = [chunk.sequence for chunk in chunks if chunk.is_last]
-        logits = torch.empty(len(finished), self._limits.vocab_size) if self._on_logits else None
+        logits = self._room_for_logits(len(finished)) if self._on_logits else None
         chosen = self._decoder.run(
             ids,
             slots,
@@ -195,6 +195,11 @@ class Engine:
             _Choice(sequence, token if token >= 0 else None, "non-finite logits")
             for sequence, token in zip(finished, chosen, strict=True)
         ]
+
+    def _room_for_logits(self, rows: int) -> Tensor:
+        import torch  # which a worker does without
+
+        return torch.empty(rows, self._limits.vocab_size)
 
     def _settle(self, choices: Iterable[_Choice]) -> list[Outcome]:
         """Give each sequence its token, and release the slots of those that end with it."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from minilab_gen.kernels.sampler import TokenSampler
 from minilab_gen.request import GenerationRequest
-from minilab_gen.sampling import Sampler
 
 EngineEnd = Literal["stop", "length", "context", "cancelled", "timeout", "error"]
 
@@ -33,7 +33,7 @@ class Sequence:
         """Its row in the cache while it runs."""
         self.arrival = 0
         """Its turn: the number of its arrival in the engine."""
-        self.sampler: Sampler | None = None
+        self.sampler: TokenSampler | None = None
 
     @property
     def tokens(self) -> int:

@@ -1,4 +1,4 @@
-"""Checkpoint folders in the layout of Hugging Face: read, written, fingerprinted.
+"""Checkpoint folders in the layout of Hugging Face: read for the kernels, and fingerprinted. It must not load torch.
 
 A folder holds ``config.json``, ``tokenizer.json`` and weights.
 """
@@ -6,15 +6,9 @@ A folder holds ``config.json``, ``tokenizer.json`` and weights.
 from __future__ import annotations
 
 import hashlib
-import json
-import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-
-import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.json_file import read_json
@@ -23,12 +17,10 @@ from minilab_gen.kernels.library import numerics
 from minilab_gen.kernels.processors import processors
 from minilab_gen.models.checkpoint_folder import read_config
 from minilab_gen.models.config import ModelConfig
-from minilab_gen.models.decoder import MiniLabModel
-from minilab_gen.models.families import described
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.tensors import stored_tensors
-from minilab_gen.models.weights import SINGLE_FILE, StoredWeights, weight_files
-from minilab_gen.text.tokenizer import END_OF_TEXT, Tokenizer, get_tokenizer
+from minilab_gen.models.weights import StoredWeights, weight_files
+from minilab_gen.text.tokenizer import get_tokenizer
 
 _IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
 """Tensors that may stand in a folder besides: angles that follow from the config, and a tied head stored again."""
@@ -65,44 +57,14 @@ def load(
     process may use. ``on_progress`` gets how many tensors have been read, and of how many. Raises
     :class:`~minilab_gen.errors.CheckpointError` naming the tensor that is wrong, and KernelError for lack of memory.
     """
-    files, config = _opened(Path(path))
+    files, config = open_checkpoint(Path(path))
     model = KernelModel(config, weights, threads=threads or processors())
     tensors = list(stored_tensors(config))
     for number, each in enumerate(tensors, 1):
-        model.set(each.kernel, files.read(each.stored)[: each.shape[0]].contiguous(), each.layer)
+        model.set(each.kernel, files.read(each.stored).first_rows(each.shape[0]), each.layer)
         if on_progress is not None:
             on_progress(number, len(tensors))
     return model
-
-
-def read_model(folder: str | Path) -> MiniLabModel:
-    """The same as a torch decoder in float32: to train on, for other devices, or to compare the kernels with."""
-    files, config = _opened(Path(folder))
-    model = MiniLabModel(config)
-    with torch.no_grad():
-        for each in stored_tensors(config):
-            rows = slice(each.first, each.first + each.shape[0])
-            model.get_parameter(each.parameter)[rows] = files.read(each.stored)[: each.shape[0]]
-    return model.eval()
-
-
-def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) -> None:
-    """Write a folder that :func:`load` and the transformers library open alike.
-
-    A user that may read its config may read its weights, a worker under a user of its own for instance.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    end_of_text = tokenizer.token_id(END_OF_TEXT)
-    content = {
-        **described(model.config),
-        "bos_token_id": end_of_text,
-        "eos_token_id": end_of_text,
-        "torch_dtype": "float32",
-    }
-    (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
-    save_file(_tensors_to_store(model), folder / SINGLE_FILE, metadata={"format": "pt"})
-    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)  # safetensors lets only the owner read
 
 
 def fingerprint(folder: Path, weights: WeightType) -> str:
@@ -118,7 +80,7 @@ def fingerprint(folder: Path, weights: WeightType) -> str:
     return digest.hexdigest()[:32]
 
 
-def _opened(folder: Path) -> tuple[StoredWeights, ModelConfig]:
+def open_checkpoint(folder: Path) -> tuple[StoredWeights, ModelConfig]:
     """The tensors in a folder, which are all there, and the shape of the model without ids that have no text."""
     config = read_config(folder)
     files = StoredWeights(folder)
@@ -136,11 +98,3 @@ def _spoken_vocabulary(folder: Path, vocab_size: int) -> int:
             f"{folder / 'tokenizer.json'} must know at most the {vocab_size} ids of the model, got {known}"
         )
     return known
-
-
-def _tensors_to_store(model: MiniLabModel) -> dict[str, Tensor]:
-    tensors: dict[str, Tensor] = {}
-    for each in stored_tensors(model.config):
-        rows = slice(each.first, each.first + each.shape[0])
-        tensors[each.stored] = model.get_parameter(each.parameter).detach()[rows].contiguous()
-    return tensors

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from minilab_gen.models.attention import attend
 from minilab_gen.models.config import ModelConfig
-from minilab_gen.models.kv_cache import KVCache
+from minilab_gen.models.kv_cache import KVCache, check_ids
 from minilab_gen.models.rotary import Rotary
 
 
@@ -120,14 +120,3 @@ class MiniLabModel(nn.Module):
         logits = self.head(self.norm(x))
         loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
         return logits, loss
-
-
-def check_ids(ids: Tensor, cache: KVCache | None, context_length: int) -> None:
-    """Raise ValueError unless a model of that context can read ids (batch, length) after what the cache holds."""
-    if ids.dim() != 2 or ids.shape[1] < 1:
-        raise ValueError(f"ids must have the shape (batch, length >= 1), got {tuple(ids.shape)}")
-    end = ids.shape[1] + (cache.length if cache is not None else 0)
-    if end > context_length:
-        raise ValueError(f"a sequence must fit the context of {context_length} tokens, got {end}")
-    if cache is not None and ids.shape[0] != 1:
-        raise ValueError(f"a cache holds one sequence, got a batch of {ids.shape[0]}")

@@ -5,17 +5,17 @@ What the kernels guarantee, and why, is in ``docs/exactness.md``.
 
 from __future__ import annotations
 
-from typing import Final
-
-import torch
-import torch.nn.functional as F
-from torch import Tensor
+from typing import TYPE_CHECKING, Final
 
 from minilab_gen.kernels.decoder import LANES, Decoder, WeightType
 from minilab_gen.models.config import ModelConfig
-from minilab_gen.models.decoder import MiniLabModel, check_ids
-from minilab_gen.models.kv_cache import KVCache
+from minilab_gen.models.kv_cache import KVCache, check_ids
 from minilab_gen.models.tensors import stored_tensors
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from minilab_gen.models.decoder import MiniLabModel
 
 
 class KernelModel:
@@ -24,7 +24,7 @@ class KernelModel:
     Calls read one sequence at a time and compute with ``threads`` threads. Batches of many sequences are the engine's.
     """
 
-    device: Final = torch.device("cpu")
+    device: Final = "cpu"
 
     def __init__(self, config: ModelConfig, weights: WeightType = "float32", *, threads: int = 1) -> None:
         """A model without weights: :meth:`set` gives it each tensor. Raises KernelError for a shape that cannot be."""
@@ -64,13 +64,17 @@ class KernelModel:
         With a cache, ids hold the tokens after those it has read, for one sequence (batch 1). Raises ValueError where
         the shape is wrong or the context overflows.
         """
+        import torch  # which a worker does without: it takes a second, and 200 MB
+
         check_ids(ids, cache, self.config.context_length)
         logits = torch.stack([self._read(row, cache or KVCache(self.config.n_layer)) for row in ids])
-        loss = None if targets is None else F.cross_entropy(logits.flatten(0, 1), targets.flatten())
+        loss = None if targets is None else torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return logits, loss
 
     def _read(self, ids: Tensor, cache: KVCache) -> Tensor:
         """Logits (length, vocab_size) of the next ids of a sequence."""
+        import torch
+
         if cache.decoder is None:
             cache.decoder = self.decoder(slots=1)
         tokens, start = len(ids), cache.length

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from torch import Tensor
-
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from minilab_gen.kernels.decoder import Decoder
 
 
@@ -33,3 +33,14 @@ class KVCache:
         """Count tokens that a model has read into it."""
         self.length += tokens
         self.projected += tokens * self.n_layer
+
+
+def check_ids(ids: Tensor, cache: KVCache | None, context_length: int) -> None:
+    """Raise ValueError unless a model of that context can read ids (batch, length) after what the cache holds."""
+    if ids.dim() != 2 or ids.shape[1] < 1:
+        raise ValueError(f"ids must have the shape (batch, length >= 1), got {tuple(ids.shape)}")
+    end = ids.shape[1] + (cache.length if cache is not None else 0)
+    if end > context_length:
+        raise ValueError(f"a sequence must fit the context of {context_length} tokens, got {end}")
+    if cache is not None and ids.shape[0] != 1:
+        raise ValueError(f"a cache holds one sequence, got a batch of {ids.shape[0]}")

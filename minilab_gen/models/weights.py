@@ -5,31 +5,55 @@ Tensors are mapped from the file, so that what is not used costs no memory.
 
 from __future__ import annotations
 
+import ctypes
 import json
+import math
+import mmap
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any, Final
 
 from safetensors import SafetensorError, safe_open
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.json_file import read_json
 
-if TYPE_CHECKING:
-    from torch import Tensor  # takes seconds, and whether files are whole is known before that
-
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
 """Which of several files holds which tensor."""
 
-_DTYPES = ("F32", "F16", "BF16")
-"""How a weight may be stored, in the words of safetensors."""
+_DTYPES: Final = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+"""How a weight may be stored, in the words of safetensors and of everyone else."""
+
+_BYTES: Final = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 _LENGTH_BYTES = 8
 """Bytes of the number at the start of a file that gives the length of its header."""
 
 _LONGEST_HEADER = 100_000_000
 """Bytes that safetensors allows a header to have."""
+
+
+class MappedTensor:
+    """A tensor as it lies in its file, for as long as this is held; a :class:`~minilab_gen.kernels.decoder.Source`."""
+
+    def __init__(self, memory: mmap.mmap, start: int, dtype: str, shape: tuple[int, ...]) -> None:
+        self.dtype, self.shape = dtype, shape
+        size = math.prod(shape) * _BYTES[dtype]
+        self.buffer = (ctypes.c_char * size).from_buffer(memory, start)
+
+    def data_ptr(self) -> int:
+        """The address of the first number."""
+        return ctypes.addressof(self.buffer)
+
+    def is_contiguous(self) -> bool:
+        """It is: files hold tensors row by row."""
+        return True
+
+    def first_rows(self, rows: int) -> MappedTensor:
+        """The same memory without the rows behind these."""
+        self.shape = (rows, *self.shape[1:])
+        return self
 
 
 class StoredWeights:
@@ -39,6 +63,7 @@ class StoredWeights:
         self.files = weight_files(folder)
         self._file_of: dict[str, Path] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
+        self._starts: dict[str, tuple[int, str]] = {}  # of each tensor in its file, and its type
         for file in self.files:
             self._look_into(file)
 
@@ -60,28 +85,38 @@ class StoredWeights:
             others = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise CheckpointError(f"{self._file_of[extra[0]]}: no part of this model takes {extra[0]}{others}")
 
-    def read(self, name: str) -> Tensor:
+    def read(self, name: str) -> MappedTensor:
         """A tensor as it is stored, mapped from its file for as long as it is held."""
-        file = self._file_of[name]
+        file, (start, dtype) = self._file_of[name], self._starts[name]
         try:
-            with safe_open(file, framework="pt") as opened:  # opened anew for each, so that each is let go by itself
-                tensor: Tensor = opened.get_tensor(name)
-        except (OSError, SafetensorError) as error:
+            with file.open("rb") as opened:  # mapped anew for each, so that each is let go by itself
+                memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
+            return MappedTensor(memory, start, dtype, self._shapes[name])
+        except (OSError, ValueError) as error:
             raise _unreadable(file, error) from error
-        return tensor
 
     def _look_into(self, file: Path) -> None:
         """Note what a file holds; no weight is read."""
         try:
-            with safe_open(file, framework="pt") as opened:
+            with safe_open(file, framework="np") as opened:  # which checks the header; torch takes seconds
+                header, data = _header(file)
                 for name in opened.keys():  # noqa: SIM118 - it is no mapping
                     part = opened.get_slice(name)
                     if part.get_dtype() not in _DTYPES:
                         stored = part.get_dtype()
                         raise CheckpointError(f"{file}: {name} must be stored as {', '.join(_DTYPES)}, got {stored}")
                     self._file_of[name], self._shapes[name] = file, tuple(part.get_shape())
+                    self._starts[name] = data + header[name]["data_offsets"][0], _DTYPES[part.get_dtype()]
+                    self._starts[name] = data + header[name]["data_offsets"][0], _DTYPES[part.get_dtype()]
         except (OSError, SafetensorError) as error:
             raise _unreadable(file, error) from error
+
+
+def _header(file: Path) -> tuple[dict[str, Any], int]:
+    """What a file says about its tensors, and where their numbers begin."""
+    with file.open("rb") as opened:
+        length = int.from_bytes(opened.read(_LENGTH_BYTES), "little")
+        return json.loads(opened.read(length)), _LENGTH_BYTES + length
 
 
 def check_weight_files(folder: Path) -> None:

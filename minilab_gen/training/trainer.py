@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from minilab_gen.errors import RequestError
-from minilab_gen.models.checkpoint import write_checkpoint
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.torch_checkpoint import write_checkpoint
 from minilab_gen.text.tokenizer import train_tokenizer
 from minilab_gen.training.corpus import Corpus, token_row
 from minilab_gen.training.curve import CURVE_FILE, Measurement, can_draw, draw_curve

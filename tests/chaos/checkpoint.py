@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from minilab_gen.generate import generate
-from minilab_gen.models.checkpoint import load, write_checkpoint
+from minilab_gen.models.checkpoint import load
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.models.kernel_model import KernelModel
+from minilab_gen.models.torch_checkpoint import write_checkpoint
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.tokenizer import get_tokenizer
 

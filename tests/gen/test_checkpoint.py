@@ -19,10 +19,11 @@ from minilab_gen.errors import CheckpointError
 from minilab_gen.generate import generate
 from minilab_gen.kernels.decoder import WEIGHT_TYPES
 from minilab_gen.kernels.library import numerics
-from minilab_gen.models.checkpoint import fingerprint, load, read_model, read_stop_ids, write_checkpoint
+from minilab_gen.models.checkpoint import fingerprint, load, read_stop_ids
 from minilab_gen.models.checkpoint_folder import read_config
 from minilab_gen.models.config import ModelConfig, RopeScaling
 from minilab_gen.models.kernel_model import KernelModel
+from minilab_gen.models.torch_checkpoint import read_model, write_checkpoint
 from minilab_gen.models.weights import INDEX_FILE
 
 TRAITS: dict[str, dict[str, Any]] = {

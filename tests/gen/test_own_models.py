@@ -25,8 +25,8 @@ from support.worker_process import start_of_worker
 import minilab_gen
 from minilab_gen.errors import CheckpointError, RequestError, UnknownModelError
 from minilab_gen.generate import generate
-from minilab_gen.models.checkpoint import write_checkpoint
 from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.torch_checkpoint import write_checkpoint
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import publish_card, read_card
 from minilab_gen.protocol.jobs import fetch, request_of

@@ -15,10 +15,10 @@ from click.testing import CliRunner, Result
 from rich.console import Console
 
 from minilab_gen.errors import RequestError
-from minilab_gen.models.checkpoint import read_model
 from minilab_gen.models.checkpoint_folder import read_config
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.torch_checkpoint import read_model
 from minilab_gen.text.tokenizer import END_OF_TEXT, get_tokenizer, train_tokenizer
 from minilab_gen.train import main, train
 from minilab_gen.training.corpus import Corpus, read_corpus, token_row

@@ -25,10 +25,9 @@ from kernels.driving import KINDS, sequences, tensors_of
 from minilab_gen.kernels.build import FLAGS, SOURCE, Toolchain, build, toolchain
 from minilab_gen.kernels.decoder import TENSORS, WEIGHT_TYPES, shape_of
 from minilab_gen.kernels.library import backends, numerics
-from minilab_gen.models.checkpoint_folder import read_config
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.tensors import stored_tensors
-from minilab_gen.models.weights import StoredWeights
+from minilab_gen.models.torch_checkpoint import read_model
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 
 FILE = Path(__file__).parent / "golden.json"
@@ -41,9 +40,12 @@ def model_of(name: str) -> tuple[ModelConfig, dict[tuple[str, int], Tensor]]:
     """A model's shape and tensors: the shipped one, or a small one made of integers."""
     if name != "base":
         return KINDS[name], tensors_of(KINDS[name])
-    config, files = read_config(BASE_CHECKPOINT), StoredWeights(BASE_CHECKPOINT)
-    tensors = stored_tensors(config)
-    return config, {(each.kernel, each.layer): files.read(each.stored).float().contiguous() for each in tensors}
+    model = read_model(BASE_CHECKPOINT)
+    tensors = {}
+    for each in stored_tensors(model.config):
+        rows = slice(each.first, each.first + each.shape[0])
+        tensors[each.kernel, each.layer] = model.get_parameter(each.parameter).detach()[rows].contiguous()
+    return model.config, tensors
 
 
 def steps_of(config: ModelConfig) -> list[list[tuple[int, int, int]]]:

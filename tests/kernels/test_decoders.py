@@ -12,8 +12,9 @@ from support import family_checkpoints
 from minilab_gen.generate import generate
 from minilab_gen.kernels.decoder import Decoder, WeightType
 from minilab_gen.kernels.sampler import TokenSampler
-from minilab_gen.models.checkpoint import load, read_model
+from minilab_gen.models.checkpoint import load
 from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.torch_checkpoint import read_model
 from minilab_gen.request import SamplingSettings
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 

@@ -1,0 +1,65 @@
+"""Checkpoint folders for the decoder in plain PyTorch: read and written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from minilab_gen.models.checkpoint import open_checkpoint
+from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.families import described
+from minilab_gen.models.tensors import stored_tensors
+from minilab_gen.models.weights import SINGLE_FILE, MappedTensor
+from minilab_gen.text.tokenizer import END_OF_TEXT, Tokenizer
+
+
+def read_model(folder: str | Path) -> MiniLabModel:
+    """The model of a checkpoint folder as a torch decoder in float32.
+
+    It is there to be trained on, for other devices, and to compare the kernels with. Raises CheckpointError.
+    """
+    files, config = open_checkpoint(Path(folder))
+    model = MiniLabModel(config)
+    with torch.no_grad():
+        for each in stored_tensors(config):
+            rows = slice(each.first, each.first + each.shape[0])
+            model.get_parameter(each.parameter)[rows] = _tensor(files.read(each.stored).first_rows(each.shape[0]))
+    return model.eval()
+
+
+def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) -> None:
+    """Write a folder that :func:`load` and the transformers library open alike.
+
+    A user that may read its config may read its weights, a worker under a user of its own for instance.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    end_of_text = tokenizer.token_id(END_OF_TEXT)
+    content = {
+        **described(model.config),
+        "bos_token_id": end_of_text,
+        "eos_token_id": end_of_text,
+        "torch_dtype": "float32",
+    }
+    (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    save_file(_tensors_to_store(model), folder / SINGLE_FILE, metadata={"format": "pt"})
+    shutil.copymode(folder / "config.json", folder / SINGLE_FILE)  # safetensors lets only the owner read
+
+
+def _tensor(mapped: MappedTensor) -> Tensor:
+    """A mapped tensor for torch, which shares its memory."""
+    flat = torch.frombuffer(mapped.buffer, dtype=getattr(torch, mapped.dtype))
+    return flat.view(-1, *mapped.shape[1:])[: mapped.shape[0]]
+
+
+def _tensors_to_store(model: MiniLabModel) -> dict[str, Tensor]:
+    tensors: dict[str, Tensor] = {}
+    for each in stored_tensors(model.config):
+        rows = slice(each.first, each.first + each.shape[0])
+        tensors[each.stored] = model.get_parameter(each.parameter).detach()[rows].contiguous()
+    return tensors
