@@ -6,6 +6,7 @@ A folder holds ``config.json``, ``tokenizer.json`` and weights.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +53,7 @@ def load(
     """The model of a checkpoint folder, computed by the kernels with its weights held as ``weights``.
 
     Its vocabulary ends where the tokenizer's does. The rows beyond, which some models have for round numbers, are left
-    out, so that no id without a text can be chosen. Each tensor is mapped, copied and let go, so that loading needs
+    out, so that no id without a text can be chosen. Each tensor is read, copied and let go, so that loading needs
     little more memory than the model. Its calls compute with ``threads``, by default with all processors that this
     process may use. ``on_progress`` gets how many tensors have been read, and of how many. Raises
     :class:`~minilab_gen.errors.CheckpointError` naming the tensor that is wrong, and KernelError for lack of memory.
@@ -61,7 +62,7 @@ def load(
     model = KernelModel(config, weights, threads=threads or processors())
     tensors = list(stored_tensors(config))
     for number, each in enumerate(tensors, 1):
-        model.set(each.kernel, files.read(each.stored).first_rows(each.shape[0]), each.layer)
+        model.set(each.kernel, files.read(each.stored, each.shape[0]), each.layer)
         if on_progress is not None:
             on_progress(number, len(tensors))
     return model
@@ -78,6 +79,12 @@ def fingerprint(folder: Path, weights: WeightType) -> str:
             while piece := opened.read(_PIECE):
                 digest.update(piece)
     return digest.hexdigest()[:32]
+
+
+def stamps(folder: Path) -> list[tuple[int, int, int]]:
+    """What changes when a file of a checkpoint is replaced or written: size, time and number of each."""
+    files = (folder / "config.json", *weight_files(folder), folder / "tokenizer.json")
+    return [(status.st_size, status.st_mtime_ns, status.st_ino) for status in map(os.stat, files)]
 
 
 def open_checkpoint(folder: Path) -> tuple[StoredWeights, ModelConfig]:

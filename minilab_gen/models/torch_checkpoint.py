@@ -14,7 +14,7 @@ from minilab_gen.models.checkpoint import open_checkpoint
 from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.models.families import described
 from minilab_gen.models.tensors import stored_tensors
-from minilab_gen.models.weights import SINGLE_FILE, MappedTensor
+from minilab_gen.models.weights import SINGLE_FILE, RawTensor
 from minilab_gen.text.tokenizer import END_OF_TEXT, Tokenizer
 
 
@@ -28,7 +28,7 @@ def read_model(folder: str | Path) -> MiniLabModel:
     with torch.no_grad():
         for each in stored_tensors(config):
             rows = slice(each.first, each.first + each.shape[0])
-            model.get_parameter(each.parameter)[rows] = _tensor(files.read(each.stored).first_rows(each.shape[0]))
+            model.get_parameter(each.parameter)[rows] = _tensor(files.read(each.stored, each.shape[0]))
     return model.eval()
 
 
@@ -51,10 +51,9 @@ def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) ->
     shutil.copymode(folder / "config.json", folder / SINGLE_FILE)  # safetensors lets only the owner read
 
 
-def _tensor(mapped: MappedTensor) -> Tensor:
-    """A mapped tensor for torch, which shares its memory."""
-    flat = torch.frombuffer(mapped.buffer, dtype=getattr(torch, mapped.dtype))
-    return flat.view(-1, *mapped.shape[1:])[: mapped.shape[0]]
+def _tensor(raw: RawTensor) -> Tensor:
+    """Stored numbers for torch, which shares their memory."""
+    return torch.frombuffer(raw.numbers, dtype=getattr(torch, raw.dtype)).view(raw.shape)
 
 
 def _tensors_to_store(model: MiniLabModel) -> dict[str, Tensor]:

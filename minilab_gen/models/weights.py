@@ -1,6 +1,6 @@
 """The tensors of a checkpoint folder, in one ``safetensors`` file or several: found, checked and read one at a time.
 
-Tensors are mapped from the file, so that what is not used costs no memory.
+One tensor is in memory at a time, as it is stored.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-import mmap
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -34,26 +33,20 @@ _LONGEST_HEADER = 100_000_000
 """Bytes that safetensors allows a header to have."""
 
 
-class MappedTensor:
-    """A tensor as it lies in its file, for as long as this is held; a :class:`~minilab_gen.kernels.decoder.Source`."""
+class RawTensor:
+    """The numbers of a tensor as they are stored; a :class:`~minilab_gen.kernels.decoder.Source`."""
 
-    def __init__(self, memory: mmap.mmap, start: int, dtype: str, shape: tuple[int, ...]) -> None:
-        self.dtype, self.shape = dtype, shape
-        size = math.prod(shape) * _BYTES[dtype]
-        self.buffer = (ctypes.c_char * size).from_buffer(memory, start)
+    def __init__(self, numbers: bytearray, dtype: str, shape: tuple[int, ...]) -> None:
+        self.numbers, self.dtype, self.shape = numbers, dtype, shape
+        self._buffer = (ctypes.c_char * len(numbers)).from_buffer(numbers)
 
     def data_ptr(self) -> int:
         """The address of the first number."""
-        return ctypes.addressof(self.buffer)
+        return ctypes.addressof(self._buffer)
 
     def is_contiguous(self) -> bool:
         """It is: files hold tensors row by row."""
         return True
-
-    def first_rows(self, rows: int) -> MappedTensor:
-        """The same memory without the rows behind these."""
-        self.shape = (rows, *self.shape[1:])
-        return self
 
 
 class StoredWeights:
@@ -85,15 +78,25 @@ class StoredWeights:
             others = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise CheckpointError(f"{self._file_of[extra[0]]}: no part of this model takes {extra[0]}{others}")
 
-    def read(self, name: str) -> MappedTensor:
-        """A tensor as it is stored, mapped from its file for as long as it is held."""
-        file, (start, dtype) = self._file_of[name], self._starts[name]
+    def read(self, name: str, rows: int | None = None) -> RawTensor:
+        """The first rows of a tensor, or all, as they are stored.
+
+        They are read and not mapped: a file that is cut short meanwhile is then an error, not the end of the process.
+        """
+        file, (start, dtype), shape = self._file_of[name], self._starts[name], self._shapes[name]
+        shape = (shape[0] if rows is None else rows, *shape[1:])
+        numbers = bytearray(math.prod(shape) * _BYTES[dtype])
         try:
-            with file.open("rb") as opened:  # mapped anew for each, so that each is let go by itself
-                memory = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_COPY)
-            return MappedTensor(memory, start, dtype, self._shapes[name])
-        except (OSError, ValueError) as error:
+            with file.open("rb", buffering=0) as opened:
+                opened.seek(start)
+                view = memoryview(numbers)
+                while view and (count := opened.readinto(view)):  # a call reads 2 GB at most
+                    view = view[count:]
+        except OSError as error:
             raise _unreadable(file, error) from error
+        if view:
+            raise CheckpointError(f"{file} was cut short while it was read: {name} lacks {len(view)} bytes")
+        return RawTensor(numbers, dtype, shape)
 
     def _look_into(self, file: Path) -> None:
         """Note what a file holds; no weight is read."""
@@ -106,7 +109,6 @@ class StoredWeights:
                         stored = part.get_dtype()
                         raise CheckpointError(f"{file}: {name} must be stored as {', '.join(_DTYPES)}, got {stored}")
                     self._file_of[name], self._shapes[name] = file, tuple(part.get_shape())
-                    self._starts[name] = data + header[name]["data_offsets"][0], _DTYPES[part.get_dtype()]
                     self._starts[name] = data + header[name]["data_offsets"][0], _DTYPES[part.get_dtype()]
         except (OSError, SafetensorError) as error:
             raise _unreadable(file, error) from error

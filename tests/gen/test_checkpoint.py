@@ -12,19 +12,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from support.checkpoint_folders import change_json, ids_of, logits_of, split, write_random
 from support.small_models import EIGHT_TO_ONE, SHAPES, random_model, tokenizer_of
-from torch import Tensor
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.generate import generate
 from minilab_gen.kernels.decoder import WEIGHT_TYPES
 from minilab_gen.kernels.library import numerics
 from minilab_gen.models.checkpoint import fingerprint, load, read_stop_ids
-from minilab_gen.models.checkpoint_folder import read_config
-from minilab_gen.models.config import ModelConfig, RopeScaling
+from minilab_gen.models.config import RopeScaling
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.torch_checkpoint import read_model, write_checkpoint
-from minilab_gen.models.weights import INDEX_FILE
 
 TRAITS: dict[str, dict[str, Any]] = {
     "tied": {"tied_embeddings": True},
@@ -36,55 +34,11 @@ TRAITS: dict[str, dict[str, Any]] = {
 """What families have of their own, one at a time."""
 
 
-def write_random(folder: Path, config: ModelConfig = EIGHT_TO_ONE, *, seed: int = 0) -> None:
-    write_checkpoint(folder, random_model(config, seed=seed), tokenizer_of(config.vocab_size))
-
-
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     """A good checkpoint folder, for tests that damage it."""
     write_random(tmp_path)
     return tmp_path
-
-
-def change_json(file: Path, **changes: Any) -> None:
-    """Set keys of a JSON file; None removes one."""
-    changed = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({key: value for key, value in changed.items() if value is not None}))
-
-
-def change_tensors(folder: Path, **changes: Tensor | None) -> None:
-    """Set tensors of layer 0, named by their projection; None removes one."""
-    file = folder / "model.safetensors"
-    tensors = load_file(file)
-    for name, tensor in changes.items():
-        full = f"model.layers.0.self_attn.{name}.weight"
-        if tensor is None:
-            del tensors[full]
-        else:
-            tensors[full] = tensor
-    save_file(tensors, file)
-
-
-def split(folder: Path, files: int) -> list[str]:
-    """Store the weights in so many files with an index, as large models are; their names."""
-    tensors = load_file(folder / "model.safetensors")
-    (folder / "model.safetensors").unlink()
-    names = [f"model-{index + 1:05}-of-{files:05}.safetensors" for index in range(files)]
-    files_of = {tensor: names[index % files] for index, tensor in enumerate(sorted(tensors))}
-    for name in names:
-        save_file({tensor: tensors[tensor] for tensor, file in files_of.items() if file == name}, folder / name)
-    (folder / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": files_of}))
-    return names
-
-
-def ids_of(*shape: int) -> Tensor:
-    return torch.randint(60, shape, generator=torch.Generator().manual_seed(1))
-
-
-def logits_of(folder: Path) -> Tensor:
-    logits: Tensor = load(folder)(ids_of(1, 9))[0]
-    return logits
 
 
 # There and back
@@ -242,120 +196,3 @@ def test_a_stop_id_that_is_none_is_refused(checkpoint: Path, stop: Any) -> None:
 
     with pytest.raises(CheckpointError, match=r"config\.json: eos_token_id must be an id or a list of ids, got"):
         read_stop_ids(checkpoint)
-
-
-# Folders that cannot be served
-
-
-@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
-def test_a_missing_file_is_named(checkpoint: Path, name: str) -> None:
-    (checkpoint / name).unlink()
-
-    with pytest.raises(CheckpointError, match=f"{name} cannot be read: No such file"):
-        load(checkpoint)
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="nowhere"):
-        load(tmp_path / "nowhere")
-
-
-def test_one_missing_file_of_several_is_named(checkpoint: Path) -> None:
-    names = split(checkpoint, 3)
-    (checkpoint / names[1]).unlink()
-
-    with pytest.raises(CheckpointError, match=f"{names[1]} cannot be read: No such file"):
-        load(checkpoint)
-
-
-@pytest.mark.parametrize("index", [{}, {"weight_map": {}}, {"weight_map": ["a"]}, {"weight_map": {"a": "../b"}}])
-def test_an_index_that_names_no_files_of_the_folder_is_refused(checkpoint: Path, index: dict[str, Any]) -> None:
-    split(checkpoint, 2)
-    (checkpoint / INDEX_FILE).write_text(json.dumps(index))
-
-    with pytest.raises(CheckpointError, match=rf"{INDEX_FILE} must"):
-        load(checkpoint)
-
-
-@pytest.mark.parametrize("name", ["q_proj", "v_proj", "o_proj"])
-def test_a_missing_tensor_is_named_with_its_shape(checkpoint: Path, name: str) -> None:
-    change_tensors(checkpoint, **{name: None})
-
-    with pytest.raises(CheckpointError, match=rf"lacks the tensor model\.layers\.0\.self_attn\.{name}\.weight.*\(\d"):
-        load(checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("name", "came", "shape"),
-    [
-        ("o_proj", (64, 63), r"\(64, 64\)"),
-        ("k_proj", (16, 64), r"\(8, 64\)"),
-        ("q_proj", (64, 32), r"\(64, 64\)"),
-        ("v_proj", (8,), r"\(8, 64\)"),
-    ],
-)
-def test_a_tensor_of_another_shape_is_named(checkpoint: Path, name: str, came: tuple[int, ...], shape: str) -> None:
-    change_tensors(checkpoint, **{name: torch.zeros(came)})
-
-    with pytest.raises(CheckpointError, match=rf"model\.layers\.0\.self_attn\.{name}\.weight must be {shape}, got \("):
-        load(checkpoint)
-
-
-def test_a_tensor_that_the_model_has_no_place_for_is_named(checkpoint: Path) -> None:
-    change_tensors(checkpoint, q_norm=torch.ones(8), k_norm=torch.ones(8))
-
-    with pytest.raises(CheckpointError, match=r"no part of this model takes .*self_attn\.[qk]_norm\.weight and 1 more"):
-        load(checkpoint)
-
-
-def test_angles_that_old_folders_store_are_no_matter(checkpoint: Path) -> None:
-    expected = logits_of(checkpoint)
-    tensors = load_file(checkpoint / "model.safetensors")
-    tensors["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(4)
-    save_file(tensors, checkpoint / "model.safetensors")
-
-    assert torch.equal(logits_of(checkpoint), expected)
-
-
-def test_a_tensor_of_another_kind_of_number_is_named(checkpoint: Path) -> None:
-    change_tensors(checkpoint, k_proj=torch.zeros(8, 64, dtype=torch.int8))
-
-    with pytest.raises(CheckpointError, match=r"k_proj\.weight must be stored as F32, F16, BF16, got I8"):
-        load(checkpoint)
-
-
-@pytest.mark.parametrize("kept", [0, 4, 100, 5000, -1])
-def test_weights_cut_short_are_named_with_what_is_there(checkpoint: Path, kept: int) -> None:
-    file = checkpoint / "model.safetensors"
-    content = file.read_bytes()[:kept]
-    file.write_bytes(content)
-
-    with pytest.raises(CheckpointError, match=rf"it is cut short, {len(content)} of \d+ bytes are there"):
-        load(checkpoint)
-
-
-@pytest.mark.parametrize("content", [b"\xff" * 64, b"\x05" + b"\x00" * 7 + b"[1,2]", b"\x02" + b"\x00" * 7 + b"ab"])
-def test_a_file_that_holds_no_weights_is_named(checkpoint: Path, content: bytes) -> None:
-    (checkpoint / "model.safetensors").write_bytes(content)
-
-    with pytest.raises(CheckpointError, match=r"model\.safetensors cannot be read: "):
-        load(checkpoint)
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [("", "is not JSON"), ("{", "is not JSON"), ("[]", "must hold a JSON object, got list"), ("é\xff", "is not JSON")],
-)
-def test_a_config_that_is_no_object_is_a_checkpoint_error(checkpoint: Path, text: str, message: str) -> None:
-    (checkpoint / "config.json").write_bytes(text.encode("latin-1"))
-
-    with pytest.raises(CheckpointError, match=message):
-        read_config(checkpoint)
-
-
-def test_what_is_wrong_with_the_config_is_said_before_a_weight_is_read(checkpoint: Path) -> None:
-    change_json(checkpoint / "config.json", quantization_config={"bits": 4})
-    (checkpoint / "model.safetensors").unlink()
-
-    with pytest.raises(CheckpointError, match=r"config\.json: the key quantization_config is not understood"):
-        load(checkpoint)

@@ -12,7 +12,7 @@ from minilab_gen.errors import CheckpointError
 from minilab_gen.kernels.decoder import WeightType
 from minilab_gen.kernels.library import numerics
 from minilab_gen.kernels.probe import check_probe
-from minilab_gen.models.checkpoint import fingerprint, load, read_stop_ids
+from minilab_gen.models.checkpoint import fingerprint, load, read_stop_ids, stamps
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.protocol.cards import ModelCard, digest
 from minilab_gen.text.chat import read_chat_format
@@ -69,6 +69,7 @@ def load_served_model(
     """
     start = time.monotonic()
     check_probe()
+    before = stamps(folder)
     model, tokenizer = load(folder, dtype, threads=threads, on_progress=_Progress()), get_tokenizer(folder)
     if threads is None:
         trial = try_threads(model, max_batch)
@@ -88,6 +89,8 @@ def load_served_model(
         kv_tokens=kv_tokens,
         chat=read_chat_format(folder),
     )
+    if stamps(folder) != before:  # else the fingerprint might be that of other weights
+        raise CheckpointError(f"files of {folder} changed while they were read; start the worker again")
     return ServedModel(model, tokenizer, card, time.monotonic() - start, kv_tokens, threads)
 
 
