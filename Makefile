@@ -20,6 +20,9 @@ KERNELS := hatch_build.py minilab_gen/kernels/build.py $(wildcard minilab_gen/ke
 # What `make test` hands to pytest, for instance ARGS="-k stream".
 ARGS ?=
 
+# What `make check` runs the tests with: `test`, or `coverage`, which measures, too, and takes about half as long again.
+TESTS ?= test
+
 # How many runs `make chaos` makes, half a minute each.
 SEEDS ?= 20
 
@@ -28,7 +31,7 @@ COMPOSE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench chaos compose-test interop other-processor pictures check format lint types contracts kernels wheel tidy sanitize golden setup
+.PHONY: help demo test quick coverage bench chaos compose-test interop other-processor pictures check format lint types contracts kernels wheel tidy sanitize golden setup
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,13 +42,18 @@ demo: $(LIBRARY)  ## watch a sentence grow token by token; leaves nothing runnin
 test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
 	@$(BIN)/python -m pytest $(ARGS)
 
+quick: $(VENV)/.dev  ## run the tests that are quick, in about a minute: most of them, with all modules
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+coverage: $(VENV)/.dev  ## run the tests and measure the branches of our packages that they take; the floor is in pyproject.toml
+	@$(BIN)/python -m pytest --cov $(ARGS)
+
 # Sizes that fit in five minutes on two quiet cores; each program alone measures longer, see its --help.
-bench: export GOMP_SPINCOUNT ?= 20000
 bench: $(LIBRARY)  ## measure exactness, speed and where the time goes; peers, too, where they are installed
 	@$(BIN)/python benchmarks/exactness.py --jobs 1000
 	@$(BIN)/python benchmarks/throughput.py --rounds 3
 	@$(BIN)/python benchmarks/overhead.py
-	@test ! -d "$$HOME/.cache/minilab-peers" || $(BIN)/python benchmarks/peers.py --rounds 2
+	@test ! -d "$$HOME/.cache/minilab-peers" || $(BIN)/python benchmarks/peers.py --jobs 64 --rounds 2
 
 chaos: $(VENV)/.dev  ## kill, pause and cut off everything around a service under load (SEEDS=20)
 	@PYTHONPATH=tests $(BIN)/python -m chaos --seeds $(SEEDS)
@@ -82,7 +90,7 @@ other-processor: $(VENV)/.dev  ## run the tests of exactness again, limited to t
 pictures: $(LIBRARY)  ## make docs/session.svg and docs/watch.svg again, of real runs
 	@$(BIN)/python docs/pictures.py
 
-check: format lint types contracts tidy test  ## everything that must hold before a commit: format, lint, types, contracts, tests
+check: format lint types contracts tidy $(TESTS)  ## everything that must hold before a commit: format, lint, types, contracts, clang-tidy, tests
 
 format: $(VENV)/.dev  ## is the code formatted?
 	@$(BIN)/ruff format --check

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from batch_workload import BadLine, GoodLine
-from workload import RandomJob, answer_all
+from workload import RandomJob, Reference, answer_all
 
 from minilab_gen.request import GenerationRequest
 
@@ -42,7 +42,7 @@ def count_wrong_answers(
     distinct = list(dict.fromkeys(asked.values()))
     jobs = [RandomJob("", request, 0.0, None) for request in distinct]
     expected: dict[GenerationRequest, tuple[int, ...]] = {}
-    for answers in answer_all(folder, jobs, sample_every=len(jobs)):
+    for answers in answer_all(Reference(folder), jobs, sample_every=len(jobs)):
         begun = len(expected)
         expected |= zip(distinct[begun : begun + len(answers)], (answer.tokens for answer in answers), strict=True)
         say(f"the reference has answered {len(expected):,} of {len(distinct):,} requests")

@@ -4,7 +4,8 @@
 
 Thousands of random jobs arrive in bursts between the engine's steps, some are cancelled, some were half answered by
 an earlier worker. Every list of tokens must equal what ``generate`` gives for the same request, a cancelled job's must
-be the beginning of it, and on a sample of the jobs the logits of every step must be equal bit for bit.
+be the beginning of it, and on a sample of the jobs the logits of every step must be equal bit for bit. The reference
+can compute with another back end of the kernels, as another processor would: ``--reference-kernels plain``.
 """
 
 from __future__ import annotations
@@ -22,13 +23,15 @@ from typing import Any, Final
 import click
 import torch
 from torch import Tensor
-from workload import Answer, RandomJob, answer_all, draw_jobs
+from workload import Answer, RandomJob, Reference, answer_all, draw_jobs
 
-from minilab_gen.bench import computing_thread, json_option, load_model, model_option
+from minilab_gen.bench import dtype_option, json_option, load_model, model_option
 from minilab_gen.engine import Ended, Engine, Outcome
 from minilab_gen.engine import Sequence as Running
+from minilab_gen.kernels.decoder import WeightType
+from minilab_gen.kernels.library import backend, backends
 from minilab_gen.measurement import Progress, facts, table, write_json
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 
 _BLOCK: Final = 500
 """Jobs of one engine; then the engine is checked to be idle, and the next reads prompts in other chunks."""
@@ -47,6 +50,25 @@ _TOKENS_OF_A_JOB: Final = 10
 
 _SHOWN: Final = 10
 """Mismatches that are described."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the command line says."""
+
+    folder: Path
+    dtype: WeightType
+    jobs: int
+    sample_every: int
+    threads: tuple[int, ...]
+    max_batch: tuple[int, ...]
+    seed: int
+    reference_kernels: str | None
+    json_file: Path | None
+
+    @property
+    def reference(self) -> Reference:
+        return Reference(self.folder, self.dtype, self.reference_kernels)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +124,7 @@ class Trial:
 
     def __init__(
         self,
-        model: MiniLabModel,
+        model: KernelModel,
         cases: Sequence[Case],
         result: EngineResult,
         prefill_tokens: int,
@@ -112,6 +134,7 @@ class Trial:
         self._engine = Engine(
             model,
             result.max_batch,
+            threads=result.threads,
             kv_tokens=kv_tokens,
             prefill_tokens=prefill_tokens,
             on_logits=self._compare_logits,
@@ -182,7 +205,7 @@ class Trial:
             self._result.complain(f"{case.job.name}: {tokens} ({end}) for {expected} ({case.answer.end})")
 
 
-def run_engine(model: MiniLabModel, cases: Sequence[Case], result: EngineResult, progress: Progress) -> None:
+def run_engine(model: KernelModel, cases: Sequence[Case], result: EngineResult, progress: Progress) -> None:
     """All cases through engines of one setting, a block at a time."""
     dice = random.Random(f"{result.threads}, {result.max_batch}")
     prefills, contexts = itertools.cycle(_PREFILL_TOKENS), itertools.cycle(_CONTEXTS)
@@ -195,11 +218,13 @@ def run_engine(model: MiniLabModel, cases: Sequence[Case], result: EngineResult,
     result.seconds = time.perf_counter() - start
 
 
-def answer_with_progress(folder: Path, jobs: Sequence[RandomJob], sample_every: int, progress: Progress) -> list[Case]:
+def answer_with_progress(
+    reference: Reference, jobs: Sequence[RandomJob], sample_every: int, progress: Progress
+) -> list[Case]:
     """Every job with the reference's answer."""
     answers: list[Answer] = []
     progress.say(f"the reference loop: {len(jobs)} jobs")
-    for some in answer_all(folder, jobs, sample_every):
+    for some in answer_all(reference, jobs, sample_every):
         answers += some
         progress.say_again(f"the reference loop: {len(answers)} of {len(jobs)} jobs")
     return [Case(job, answer) for job, answer in zip(jobs, answers, strict=True)]
@@ -207,32 +232,31 @@ def answer_with_progress(folder: Path, jobs: Sequence[RandomJob], sample_every: 
 
 @click.command(context_settings={"show_default": True})
 @model_option
-@click.option("--jobs", "count", type=click.IntRange(min=1), default=10_000, help="Random jobs.")
+@dtype_option
+@click.option("--jobs", type=click.IntRange(min=1), default=10_000, help="Random jobs.")
 @click.option("--sample-every", type=click.IntRange(min=1), default=20, help="Logits are compared of one job in these.")
 @click.option("--threads", type=click.IntRange(min=1), multiple=True, default=(1, 2), help="Threads of the engine.")
 @click.option("--max-batch", type=click.IntRange(min=1), multiple=True, default=(1, 7, 64), help="Its slots.")
 @click.option("--seed", type=int, default=0, help="Other jobs for another seed.")
+@click.option("--reference-kernels", help="Back end of the reference, plain for instance.  [default: the engine's own]")
 @json_option
-def main(
-    folder: Path,
-    count: int,
-    sample_every: int,
-    threads: tuple[int, ...],
-    max_batch: tuple[int, ...],
-    seed: int,
-    json_file: Path | None,
-) -> None:
+def main(**options: Any) -> None:
     """Compare the engine with the reference loop, token by token and bit by bit; exit code 1 if anything differs.
 
     Example: python benchmarks/exactness.py --jobs 1000
     """
-    model = load_model(folder)
-    results = [EngineResult(number, slots) for number in threads for slots in max_batch]
-    progress = Progress(1 + len(results) * -(-count // _BLOCK))
-    cases = answer_with_progress(folder, draw_jobs(count, model.config, seed), sample_every, progress)
+    settings = Settings(**options)
+    if settings.reference_kernels not in (None, *backends()):
+        raise click.UsageError(
+            f"--reference-kernels must be one of {', '.join(backends())}, got {settings.reference_kernels}"
+        )
+    model = load_model(settings.folder, dtype=settings.dtype)
+    results = [EngineResult(threads, slots) for threads in settings.threads for slots in settings.max_batch]
+    progress = Progress(1 + len(results) * -(-settings.jobs // _BLOCK))
+    jobs = draw_jobs(settings.jobs, model.config, settings.seed)
+    cases = answer_with_progress(settings.reference, jobs, settings.sample_every, progress)
     for result in results:
-        with computing_thread(result.threads) as thread:
-            thread.submit(run_engine, model, cases, result, progress).result()
+        run_engine(model, cases, result, progress)
     progress.clear()
     click.echo(table(HEAD, [result.cells() for result in results]))
     complaints = [text for result in results for text in result.complaints]
@@ -240,8 +264,11 @@ def main(
         click.echo(f"{text:.300}", err=True)
     total = _totals(results)
     click.echo(_verdict(total))
+    kernels = {"engine": backend(), "reference": settings.reference_kernels or backend()}
+    click.echo(f"Weights in {settings.dtype}; kernels: {kernels['engine']}, the reference's: {kernels['reference']}")
+    content = {"benchmark": "exactness", "seed": settings.seed, "dtype": settings.dtype, "kernels": kernels}
     runs = [asdict(result) for result in results]
-    write_json(json_file, {"benchmark": "exactness", "seed": seed, "runs": runs} | total | facts(folder, model))
+    write_json(settings.json_file, content | {"runs": runs} | total | facts(settings.folder, model))
     sys.exit(1 if total["mismatches"] else 0)
 
 

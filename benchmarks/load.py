@@ -20,7 +20,7 @@ from service import QUEUE, WorkerProcess
 
 from minilab_gen.errors import MiniLabError
 from minilab_gen.measurement import TokenClock
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 _LOOK_EVERY: Final = 0.05

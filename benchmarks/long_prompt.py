@@ -15,12 +15,11 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-import torch
 
-from minilab_gen.bench import computing_thread, json_option, load_model, model_option
+from minilab_gen.bench import json_option, load_model, model_option
 from minilab_gen.engine import Chosen, Engine, Sequence
 from minilab_gen.measurement import Percentiles, Progress, facts, table, write_json
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import GenerationRequest
 
 _SEED: Final = 6
@@ -58,7 +57,7 @@ class Way:
         }
 
 
-def run_round(model: MiniLabModel, way: Way, jobs: int, prompt_tokens: int, *, counts: bool) -> None:
+def run_round(model: KernelModel, way: Way, jobs: int, prompt_tokens: int, *, counts: bool) -> None:
     """Let ``jobs`` decode, then bring the prompt, until its first token."""
     dice = random.Random(_SEED)
     engine = Engine(model, jobs + 1, prefill_tokens=way.prefill_tokens)
@@ -107,16 +106,15 @@ def main(folder: Path, jobs: int, prompt_tokens: int, threads: int, rounds: int,
 
     Example: python benchmarks/long_prompt.py --model DIR --jobs 15 --prompt-tokens 2000
     """
-    model = load_model(folder)
+    model = load_model(folder, threads)
     if prompt_tokens >= model.config.context_length:
         raise click.UsageError(f"the prompt must fit the context of {model.config.context_length}, got {prompt_tokens}")
     ways = [Way("in chunks", None), Way("in one piece", prompt_tokens)]
     progress = Progress((rounds + 1) * len(ways))
-    with computing_thread(threads) as thread, torch.inference_mode():
-        for number in range(rounds + 1):
-            for way in ways if number % 2 else reversed(ways):
-                progress.say(f"{way.name}: round {number}" if number else f"{way.name}: warm up")
-                thread.submit(run_round, model, way, jobs, prompt_tokens, counts=number > 0).result()
+    for number in range(rounds + 1):
+        for way in ways if number % 2 else reversed(ways):
+            progress.say(f"{way.name}: round {number}" if number else f"{way.name}: warm up")
+            run_round(model, way, jobs, prompt_tokens, counts=number > 0)
     progress.clear()
     head = ("prompt read", "gap without it, ms", "gap p50, ms", "gap p99, ms", "its first token, ms")
     click.echo(table(head, [way.cells() for way in ways]))

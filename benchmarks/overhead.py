@@ -2,18 +2,19 @@
 
 ``python benchmarks/overhead.py``
 
-The worker runs in this process, so that its parts can be timed. The parts of a step are clock times in the engine's
-thread, its waits for the interpreter's lock included; what RQ's records and the tokens take is processor time of the
+The worker runs in this process, so that its parts can be timed. The parts of a step are the engine's phases, in clock
+time; of reading and choosing, what the kernels take is apart from what is around their one call. The waits of the
+engine's thread for the interpreter's lock are included. What RQ's records and the tokens take is processor time of the
 threads that write them, since these mostly wait.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from time import thread_time
+from time import perf_counter, thread_time
 from typing import Any, Final
 
 import click
@@ -27,27 +28,20 @@ from minilab_worker.worker import Worker, WorkerSettings
 from service import private_redis, server_version
 from stopwatch import Stopwatch, Watched
 
-from minilab_gen.bench import (
-    computing_thread,
-    draw_requests,
-    jobs_for,
-    json_option,
-    model_option,
-    run_engine,
-    warm_up,
-)
-from minilab_gen.engine import Engine
-from minilab_gen.engine import engine as engine_module
-from minilab_gen.engine.scheduler import Scheduler
+from minilab_gen.bench import draw_requests, jobs_for, json_option, model_option, run_engine, warm_up
+from minilab_gen.engine import Engine, Phase
 from minilab_gen.errors import MiniLabError
+from minilab_gen.kernels.library import library
 from minilab_gen.measurement import Progress, facts, table, write_json
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 
 SIZES: Final = (1, 16, 64)
 
-_STEP, _LOOP = "step", "loop"
+_STEP, _LOOP, _KERNELS = "step", "loop", "kernels"
+
+_READING: Final[tuple[Phase, Phase]] = ("prefill", "decode")
 
 _LOOP_PARTS: Final = (
     Watched(EngineLoop, "_take", "text of the tokens"),
@@ -77,17 +71,36 @@ _PUBLISHING: Final = ("xadd", "mget")
 """The commands that carry tokens and ask for cancel flags; the others are RQ's, and two expiries for each stream."""
 
 
-def _step_parts(model: MiniLabModel) -> tuple[Watched, ...]:
-    """Within the step; none lies within another."""
-    return (
-        Watched(Engine, "_remove_ended", "removing ended ones"),
-        Watched(Scheduler, "plan", "admitting"),
-        Watched(engine_module, "StepBatch", "laying out"),
-        Watched(MiniLabModel, "trunk", "forward"),
-        Watched(model.head, "forward", "head"),
-        Watched(engine_module, "choose", "sampling"),
-        Watched(Engine, "_settle", "settling"),
-    )
+class PhaseClock:
+    """Seconds of the engine's phases, but for the plan, which is what they leave of a step."""
+
+    def __init__(self, watch: Stopwatch) -> None:
+        """``watch`` is at the kernels' call."""
+        self._watch = watch
+        self._last = self._kernels = 0.0
+        self.phases: defaultdict[Phase, float] = defaultdict(float)
+        self.kernels: defaultdict[Phase, float] = defaultdict(float)
+        """What the kernels take of them."""
+
+    def end(self, phase: Phase) -> None:
+        now, kernels = perf_counter(), self._watch.seconds[_KERNELS]
+        if phase != "plan":
+            self.phases[phase] += now - self._last
+            self.kernels[phase] += kernels - self._kernels
+        self._last, self._kernels = now, kernels
+
+    def parts(self, steps: int, whole: float) -> dict[str, float]:
+        """Milliseconds of a step; they add up to the whole."""
+        prefill, decode = (1000 * self.kernels[phase] / steps for phase in _READING)
+        reading = 1000 * sum(self.phases[phase] for phase in _READING) / steps
+        settling = 1000 * self.phases["settle"] / steps
+        return {
+            "plan": whole - reading - settling,
+            "prefill: the kernels": prefill,
+            "decode: the kernels": decode,
+            "prefill and decode: around them": reading - prefill - decode,
+            "settle": settling,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,28 +153,25 @@ class JobCost:
         }
 
 
-def break_down_engine(model: MiniLabModel, at_once: int, thread: ThreadPoolExecutor) -> Breakdown:
+def break_down_engine(model: KernelModel, at_once: int) -> Breakdown:
     """The engine alone, in the closed loop of ``throughput.py``."""
     requests = draw_requests(jobs_for(at_once), model.config)
-    thread.submit(warm_up, model, at_once).result()
-    step_parts = _step_parts(model)
-    with Stopwatch([*step_parts, Watched(Engine, "step", _STEP)]) as watch:
-        thread.submit(run_engine, model, requests, at_once).result()
+    warm_up(model, at_once)
+    with Stopwatch([Watched(Engine, "step", _STEP), Watched(library(), "mlk_run", _KERNELS)]) as watch:
+        clock = PhaseClock(watch)
+        run_engine(model, requests, at_once, clock.end)
     steps = watch.calls[_STEP]
     whole = 1000 * watch.seconds[_STEP] / steps
-    parts = _ms(watch, step_parts, steps)
-    return Breakdown(at_once, steps, whole, parts | {"rest of the step": whole - sum(parts.values())})
+    return Breakdown(at_once, steps, whole, clock.parts(steps, whole))
 
 
-def break_down_service(
-    served: ServedModel, at_once: int, threads: int, connection: redis.Redis
-) -> tuple[Breakdown, JobCost]:
+def break_down_service(served: ServedModel, at_once: int, connection: redis.Redis) -> tuple[Breakdown, JobCost]:
     """A whole worker, with jobs that wait for it in the queue. It leaves when none is left."""
     requests = draw_requests(jobs_for(at_once), served.model.config)
     for request in requests:
         enqueue(connection, request, Submission())
     queues = tuple(keys.queue_names(keys.DEFAULT_MODEL))
-    worker = Worker(WorkerSettings(queues, at_once, burst=True, threads=threads), served)
+    worker = Worker(WorkerSettings(queues, at_once, burst=True), served)
     step_watch = Stopwatch([Watched(Engine, "step", _STEP)])
     loop_watch = Stopwatch([*_LOOP_PARTS, Watched(EngineLoop, "_step", _LOOP)])
     books_watch, token_watch = Stopwatch(_BOOKS, thread_time), Stopwatch(_TOKENS, thread_time)
@@ -225,12 +235,12 @@ def main(folder: Path, threads: int, at_once: tuple[int, ...], json_file: Path |
     try:
         progress.say("loading the model")
         served = load_served_model(folder, keys.DEFAULT_MODEL, max(at_once), threads)
-        with private_redis() as connection, computing_thread(threads) as thread:
+        with private_redis() as connection:
             for size in sorted(at_once):
                 progress.say(f"the engine, {size} jobs at once")
-                engine.append(break_down_engine(served.model, size, thread))
+                engine.append(break_down_engine(served.model, size))
                 progress.say(f"the service, {size} jobs at once")
-                service.append(break_down_service(served, size, threads, connection))
+                service.append(break_down_service(served, size, connection))
             server = server_version(connection)
     except MiniLabError as error:
         raise click.ClickException(str(error)) from error

@@ -12,7 +12,7 @@ from peer_process import Run
 from peer_protocol import Job
 
 from minilab_gen.generate import generate
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 
 HEAD: Final = ("", "library", "tokens/s", "lowest", "highest", "of the engine", "peak MB", "same tokens")
 _MILLION: Final = 1e6
@@ -63,7 +63,7 @@ class Comparison:
     difference: Difference | None
 
     @classmethod
-    def of(cls, record: Record, engine: Record, jobs: Sequence[Job], model: MiniLabModel) -> Comparison:
+    def of(cls, record: Record, engine: Record, jobs: Sequence[Job], model: KernelModel) -> Comparison:
         """A peer that ran in every round that the engine ran in."""
         pairs = list(zip(record.runs, engine.runs, strict=True))
         differing = max((find_differences(ours.tokens, theirs.tokens) for theirs, ours in pairs), key=len)
@@ -121,7 +121,7 @@ def find_differences(ours: Sequence[list[int]], theirs: Sequence[list[int]]) -> 
     return found
 
 
-def _describe(number: int, token: int, job: Job, model: MiniLabModel) -> Difference:
+def _describe(number: int, token: int, job: Job, model: KernelModel) -> Difference:
     """A difference, with the gap that the reference loop finds there."""
     steps = generate(model, job.prompt, max(token + 1, job.max_new_tokens))
     logits = next(islice(steps, token, None)).logits

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import itertools
 
-import torch
 from peer_protocol import Job, Load, Peer, main
 
 from minilab_gen import engine
+from minilab_gen.kernels.library import backend, numerics
 from minilab_gen.models.checkpoint import load as load_model
 from minilab_gen.request import GenerationRequest
 
 
 def load(settings: Load) -> Peer:
     """The engine as a worker runs it, with a slot for every job."""
-    torch.set_num_threads(settings.threads)
-    ours = engine.Engine(load_model(settings.checkpoint), settings.max_batch)
+    ours = engine.Engine(load_model(settings.checkpoint, threads=settings.threads), settings.max_batch)
     rounds = itertools.count()
 
     def run(jobs: list[Job]) -> list[list[int]]:
@@ -29,7 +28,7 @@ def load(settings: Load) -> Peer:
             ours.step()
         return [sequence.ids[len(sequence.request.prompt) :] for sequence in sequences]
 
-    return Peer(f"torch {torch.__version__}", run)
+    return Peer(f"{backend()}, numerics {numerics()}", run)
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ import contextlib
 import json
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -64,6 +65,12 @@ class Run:
     peak_bytes: int | None
     """Most memory that the peer's processes have held since they started."""
 
+    @classmethod
+    def of(cls, runs: Sequence[Run]) -> Run:
+        """Runs that came one after the other."""
+        tokens = [answer for run in runs for answer in run.tokens]
+        return cls(sum(run.seconds for run in runs), tokens, runs[-1].peak_bytes)
+
     @property
     def rate(self) -> float:
         """Tokens per second."""
@@ -74,11 +81,11 @@ class PeerProcess:
     """A peer that was started. All errors are PeerError."""
 
     def __init__(self, program: Program, environments: Path, folder: Path, threads: int) -> None:
-        """``folder`` is its own, for what it converts and what it logs."""
+        """``folder`` is its own, for what it converts and what it logs; what is converted already is taken as it is."""
         self.name = program.name
         self._log = folder / "log"
         self.converted = folder / "converted"
-        self.converted.mkdir(parents=True)
+        self.converted.mkdir(parents=True, exist_ok=True)
         self._environment = _variables(program, environments, threads)
         self._command = program.command(environments)
         self._convert = program.command(environments, CONVERT) if program.converts else None
@@ -88,7 +95,7 @@ class PeerProcess:
         """Convert, start and load, none of which is timed; returns the library's name and version."""
         if not Path(self._command[0]).exists():
             raise PeerError("not installed")
-        if self._convert:
+        if self._convert and not any(self.converted.iterdir()):
             self._run_to_end([*self._convert, str(checkpoint), str(self.converted)])
         with self._log.open("a", encoding="utf-8") as log:
             self._process = subprocess.Popen(
@@ -160,6 +167,7 @@ class PeerProcess:
         with self._log.open("a", encoding="utf-8") as log:
             ended = subprocess.run(command, stdout=log, stderr=log, env=self._environment, check=False)
         if ended.returncode:
+            shutil.rmtree(self.converted)  # what is there counts as converted
             raise PeerError(self._complaint("the conversion failed"))
 
     def _complaint(self, what: str) -> str:

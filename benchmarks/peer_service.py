@@ -20,8 +20,8 @@ from peer_protocol import Job, Load, Peer, family, main
 from minilab_gen.protocol import embedded, keys
 from minilab_gen.protocol.connection import BLOCK_MS
 from minilab_gen.protocol.events import TokenEvent, entry_id
-from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.streams import read_stream
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 

@@ -11,21 +11,29 @@ from peer_protocol import Job
 
 from minilab_gen.engine import Engine, Sequence
 from minilab_gen.models.checkpoint import load, read_model, write_checkpoint
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import GenerationRequest, SamplingSettings
 from minilab_gen.text.tokenizer import END_OF_TEXT, SPECIAL_TOKENS, get_tokenizer
 
 _SEED = 20
 """Any number: it fixes the jobs, so that two runs of the benchmark ask for the same."""
 
+_FEWEST_JOBS = 8
+"""Of a round: half a second of one job at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """How many jobs, and between which lengths; both ends belong to a range."""
+    """How many jobs are handed over at once, and between which lengths; both ends belong to a range."""
 
-    jobs: int
+    at_once: int
     prompt_tokens: tuple[int, int]
     new_tokens: tuple[int, int]
+
+    @property
+    def jobs(self) -> int:
+        """Jobs of a round: few at once are followed by others, so that a round takes long enough to be timed."""
+        return self.at_once * -(-_FEWEST_JOBS // self.at_once)
 
     @property
     def max_tokens(self) -> int:
@@ -55,7 +63,7 @@ def draw_jobs(checkpoint: Path, workload: Workload) -> list[Job]:
     return [Job(text[:length], answer) for text, length, answer in zip(texts, prompts, answers, strict=True)]
 
 
-def _write_texts(model: MiniLabModel, first_ids: list[int], length: int) -> list[list[int]]:
+def _write_texts(model: KernelModel, first_ids: list[int], length: int) -> list[list[int]]:
     """A text of ``length`` ids after each first id, drawn at temperature 1: what the model believes texts are like."""
     engine = Engine(model, len(first_ids))
     sequences = []

@@ -26,9 +26,10 @@ from minilab_gen.measurement import Percentiles, Progress, table, write_json
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, view
+from minilab_gen.protocol.jobs import view
 from minilab_gen.protocol.script_cache import forget_connection
 from minilab_gen.protocol.streams import publish
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 _log = logging.getLogger(__name__)

@@ -10,7 +10,6 @@ part, while all slots are in use.
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +23,6 @@ from load import run_backlog, run_closed_loop
 
 from minilab_gen.bench import (
     REFERENCE_JOBS,
-    computing_thread,
     draw_requests,
     jobs_for,
     json_option,
@@ -36,7 +34,7 @@ from minilab_gen.bench import (
 )
 from minilab_gen.errors import MiniLabError
 from minilab_gen.measurement import SUMMARY_HEAD, Progress, RunResult, Summary, facts, ratio, table, write_json
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import GenerationRequest
 
 SIZES: Final = (1, 4, 16, 64, 128, 256)
@@ -67,11 +65,9 @@ class Size:
 class Bench:
     """One execution of this program."""
 
-    model: MiniLabModel
+    model: KernelModel
     folder: Path
     threads: int
-    thread: ThreadPoolExecutor
-    """Where the loop and the engine run."""
     rounds: int
     connection: redis.Redis
     follower: Follower
@@ -80,7 +76,7 @@ class Bench:
     def measure(self, at_once: int) -> Size:
         """All variants at one size, in turn; every other round in the other order."""
         size = Size(at_once)
-        self.thread.submit(warm_up, self.model, at_once).result()
+        warm_up(self.model, at_once)
         with service.worker(self.connection, self.folder, at_once, self.threads) as running:
             run_backlog(self.connection, running, self._short_requests(at_once), at_once)
             for number in range(self.rounds):
@@ -102,13 +98,13 @@ class Bench:
         self.progress.say(f"the reference loop, beside {size.at_once} jobs at once")
         requests = draw_requests(REFERENCE_JOBS, self.model.config)
         with running.standing_still():
-            size.reference.append(self.thread.submit(run_reference, self.model, requests).result())
+            size.reference.append(run_reference(self.model, requests))
 
     def _run_engine(self, size: Size, running: service.WorkerProcess) -> None:
         self.progress.say(f"the engine, {size.at_once} jobs at once")
         requests = draw_requests(jobs_for(size.at_once), self.model.config)
         with running.standing_still():
-            size.engine.append(self.thread.submit(run_engine, self.model, requests, size.at_once).result())
+            size.engine.append(run_engine(self.model, requests, size.at_once))
 
     def _run_service(self, size: Size, running: service.WorkerProcess) -> None:
         self.progress.say(f"the service, {size.at_once} jobs at once")
@@ -136,11 +132,11 @@ def main(
 
     Example: python benchmarks/throughput.py --at-once 64 --rounds 3
     """
-    model = load_model(folder)
+    model = load_model(folder, threads)
     progress = Progress(3 * rounds * len(at_once) + 1)
     try:
-        with service.private_redis() as connection, follower() as reader, computing_thread(threads) as thread:
-            bench = Bench(model, folder, threads, thread, rounds, connection, reader, progress)
+        with service.private_redis() as connection, follower() as reader:
+            bench = Bench(model, folder, threads, rounds, connection, reader, progress)
             sizes = [bench.measure(count) for count in sorted(at_once)]
             idle = bench.measure_idle(idle_jobs)
             server = service.server_version(connection)

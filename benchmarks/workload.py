@@ -1,7 +1,7 @@
 """Random jobs of every kind that the engine must answer exactly, and what the reference loop answers to them.
 
-The reference is the slow part, so each job is answered once, by processes of one thread
-each, and every run of the engine is held against the same answers.
+The reference is the slow part, so each job is answered once, by processes of one thread each, and every run of the
+engine is held against the same answers.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import numpy.typing as npt
 import torch
 
 from minilab_gen.generate import generate
+from minilab_gen.kernels.decoder import WeightType
 from minilab_gen.models.checkpoint import load
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.request import GREEDY, MAX_SEED, MAX_STOP_IDS, GenerationRequest, SamplingSettings
@@ -94,7 +95,16 @@ def _draw_settings(dice: random.Random, config: ModelConfig) -> SamplingSettings
     return SamplingSettings(temperature, top_k, top_p, dice.randint(0, MAX_SEED))
 
 
-def answer_all(folder: Path, jobs: Sequence[RandomJob], sample_every: int) -> Iterator[list[Answer]]:
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """What answers: a checkpoint, how its weights are held, and the kernels' back end, None for this machine's best."""
+
+    folder: Path
+    dtype: WeightType = "float32"
+    backend: str | None = None
+
+
+def answer_all(reference: Reference, jobs: Sequence[RandomJob], sample_every: int) -> Iterator[list[Answer]]:
     """The reference's answers in order, some at a time; every ``sample_every``-th with its logits.
 
     On as many processes as there are cores.
@@ -102,13 +112,19 @@ def answer_all(folder: Path, jobs: Sequence[RandomJob], sample_every: int) -> It
     starts = range(0, len(jobs), _CHUNK)
     chunks = [jobs[start : start + _CHUNK] for start in starts]
     processes = min(len(chunks), os.cpu_count() or 1)
-    with ProcessPoolExecutor(processes, mp_context=multiprocessing.get_context("spawn")) as pool:
-        yield from pool.map(_answer, itertools.repeat(folder), chunks, starts, itertools.repeat(sample_every))
+    spawning = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(processes, spawning, initializer=_choose_backend, initargs=(reference.backend,)) as pool:
+        yield from pool.map(_answer, itertools.repeat(reference), chunks, starts, itertools.repeat(sample_every))
 
 
-def _answer(folder: Path, jobs: Sequence[RandomJob], start: int, sample_every: int) -> list[Answer]:
-    torch.set_num_threads(1)
-    model = load(folder)
+def _choose_backend(name: str | None) -> None:
+    """In a process of its own, since the kernels choose one for good at their first use."""
+    if name is not None:
+        os.environ["MINILAB_KERNELS"] = name
+
+
+def _answer(reference: Reference, jobs: Sequence[RandomJob], start: int, sample_every: int) -> list[Answer]:
+    model = load(reference.folder, reference.dtype, threads=1)
     answers = []
     for number, job in enumerate(jobs, start):
         request = job.request

@@ -10,15 +10,15 @@ from typing import Unpack
 import redis
 
 from minilab_gen.errors import RequestError
-from minilab_gen.protocol import endings, jobs, keys, results
+from minilab_gen.protocol import endings, keys, results
 from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
 from minilab_gen.protocol.events import JobState
-from minilab_gen.protocol.jobs import Submission
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.refusals import explained
 from minilab_gen.protocol.script_cache import forget_connection
+from minilab_gen.protocol.submission import Submission, draw_seed, enqueue
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
@@ -59,7 +59,7 @@ def submit(
     with closing(connect(redis_url)) as connection, explained(connection):
         request = build_request(connection, asked, given, model)
         try:
-            return jobs.enqueue(connection, request, submission)
+            return enqueue(connection, request, submission)
         finally:
             forget_connection(connection)
 
@@ -85,7 +85,7 @@ def build_request(
     defaults = {"max_new_tokens": default_max_new_tokens(prompt), "stop_ids": ends}
     request = GenerationRequest.from_payload({**defaults, **given, "prompt": ids})
     if "seed" not in given:
-        request = request.with_seed(jobs.draw_seed())
+        request = request.with_seed(draw_seed())
     request.check_fits(card.limits)
     return request
 

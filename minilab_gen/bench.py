@@ -10,16 +10,16 @@ import random
 import time
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
 import click
-import torch
 
 from minilab_gen.engine import Chosen, Engine, Sequence
-from minilab_gen.errors import CheckpointError
+from minilab_gen.engine.engine import OnPhase
+from minilab_gen.errors import MiniLabError
 from minilab_gen.generate import generate
+from minilab_gen.kernels.decoder import WEIGHT_TYPES, WeightType
 from minilab_gen.measurement import (
     SUMMARY_HEAD,
     Progress,
@@ -35,7 +35,7 @@ from minilab_gen.measurement import (
 )
 from minilab_gen.models.checkpoint import load
 from minilab_gen.models.config import ModelConfig
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 
@@ -57,30 +57,23 @@ _SEED: Final = 20_261_129
 model_option = click.option(
     "--model", "folder", type=click.Path(path_type=Path), default=BASE_CHECKPOINT, help="Checkpoint folder."
 )
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(WEIGHT_TYPES),
+    default="float32",
+    help="Data type of the weights; int8 is made at load.",
+)
 json_option = click.option(
     "--json", "json_file", type=click.Path(dir_okay=False, path_type=Path), help="Write the numbers there, too."
 )
 
 
-_DEFAULT_THREADS: Final = torch.get_num_threads()
-
-
-def load_model(folder: Path) -> MiniLabModel:
-    """The model of a checkpoint folder. Errors are click's. The main thread computes with one thread from now on."""
-    torch.set_num_threads(1)
+def load_model(folder: Path, threads: int | None = None, dtype: WeightType = "float32") -> KernelModel:
+    """The model of a checkpoint folder. Errors are click's."""
     try:
-        return load(folder)
-    except CheckpointError as error:
+        return load(folder, dtype, threads=threads)
+    except MiniLabError as error:
         raise click.ClickException(str(error)) from error
-
-
-def computing_thread(threads: int | None) -> ThreadPoolExecutor:
-    """A thread to compute in, as a worker's engine has one; by default with as many helpers as torch chooses.
-
-    The main thread must have computed alone, as a worker's has: libgomp counts all threads that ever computed together,
-    and lets idle ones sleep at once when these are more than the cores.
-    """
-    return ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads or _DEFAULT_THREADS,))
 
 
 def draw_requests(count: int, config: ModelConfig) -> list[GenerationRequest]:
@@ -101,7 +94,7 @@ def jobs_for(at_once: int) -> int:
     return max(JOBS_PER_PLACE * at_once, FEWEST_JOBS)
 
 
-def run_reference(model: MiniLabModel, requests: Iterable[GenerationRequest]) -> RunResult:
+def run_reference(model: KernelModel, requests: Iterable[GenerationRequest]) -> RunResult:
     """The plain loop, one job after the other."""
     clock = TokenClock()
     reset_peak_memory()
@@ -113,12 +106,15 @@ def run_reference(model: MiniLabModel, requests: Iterable[GenerationRequest]) ->
     return RunResult(clock.tokens, time.perf_counter() - start, clock, peak_memory())
 
 
-def run_engine(model: MiniLabModel, requests: Iterable[GenerationRequest], at_once: int) -> RunResult:
+def run_engine(
+    model: KernelModel, requests: Iterable[GenerationRequest], at_once: int, on_phase: OnPhase | None = None
+) -> RunResult:
     """The engine in a closed loop: ``at_once`` jobs at any time, the next one added when one has ended.
 
-    The pace is that of the steady part: from when all slots are in use to when the last job is added.
+    The pace is that of the steady part: from when all slots are in use to when the last job is added. ``on_phase`` is
+    the engine's.
     """
-    engine, clock = Engine(model, at_once), TokenClock()
+    engine, clock = Engine(model, at_once, on_phase=on_phase), TokenClock()
     to_come = deque(Sequence(str(number), request) for number, request in enumerate(requests))
     marks: list[tuple[float, int]] = []  # time and tokens so far, step by step
     reset_peak_memory()
@@ -139,8 +135,8 @@ def run_engine(model: MiniLabModel, requests: Iterable[GenerationRequest], at_on
     return RunResult(after - before, end - begin, clock, peak_memory())
 
 
-def warm_up(model: MiniLabModel, at_once: int) -> None:
-    """Let the libraries lay out what they keep for this size."""
+def warm_up(model: KernelModel, at_once: int) -> None:
+    """Touch the memory that a run of this size needs."""
     short = [GenerationRequest(request.prompt, 3) for request in draw_requests(at_once, model.config)]
     run_engine(model, short, at_once)
     run_reference(model, short[:1])
@@ -157,33 +153,29 @@ def main(folder: Path, threads: int | None, rounds: int, sizes: tuple[int, ...],
 
     Example: python -m minilab_gen.bench --at-once 64
     """
-    model = load_model(folder)
-    threads = threads or torch.get_num_threads()
+    model = load_model(folder, threads)
     progress = Progress(rounds * (1 + len(sizes)))
     reference: list[RunResult] = []
     engine: dict[int, list[RunResult]] = {at_once: [] for at_once in sorted(sizes)}
-    with computing_thread(threads) as thread:
-        thread.submit(warm_up, model, 1).result()
-        for _ in range(rounds):
-            progress.say("the reference loop")
-            requests = draw_requests(REFERENCE_JOBS, model.config)
-            reference.append(thread.submit(run_reference, model, requests).result())
-            for at_once, runs in engine.items():
-                progress.say(f"the engine, {at_once} jobs at once")
-                thread.submit(warm_up, model, at_once).result()
-                requests = draw_requests(jobs_for(at_once), model.config)
-                runs.append(thread.submit(run_engine, model, requests, at_once).result())
+    warm_up(model, 1)
+    for _ in range(rounds):
+        progress.say("the reference loop")
+        reference.append(run_reference(model, draw_requests(REFERENCE_JOBS, model.config)))
+        for at_once, runs in engine.items():
+            progress.say(f"the engine, {at_once} jobs at once")
+            warm_up(model, at_once)
+            runs.append(run_engine(model, draw_requests(jobs_for(at_once), model.config), at_once))
     progress.clear()
     rows = [("reference loop", 1, Summary.of(reference), 1.0)]
     rows += [("engine", at_once, Summary.of(runs), ratio(runs, reference)) for at_once, runs in engine.items()]
     cells = [[name, str(at_once), *summary.cells(), f"{times:.1f}"] for name, at_once, summary, times in rows]
     click.echo(table(["", "jobs at once", *SUMMARY_HEAD, "times the loop"], cells))
-    click.echo(f"Times are p50 / p99. {threads} threads, {rounds} rounds, greedy, steady state.")
+    click.echo(f"Times are p50 / p99. {model.threads} threads, {rounds} rounds, greedy, steady state.")
     runs_json = [
         {"variant": name, "jobs_at_once": at_once, "times_reference": times} | summary.to_json()
         for name, at_once, summary, times in rows
     ]
-    content = {"benchmark": "bench", "threads": threads, "rounds": rounds, "runs": runs_json}
+    content = {"benchmark": "bench", "threads": model.threads, "rounds": rounds, "runs": runs_json}
     write_json(json_file, content | facts(folder, model))
 
 

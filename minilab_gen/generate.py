@@ -14,10 +14,14 @@ from torch import Tensor
 
 from minilab_gen.models.checkpoint import load
 from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.kv_cache import KVCache
 from minilab_gen.request import GREEDY, GenerationRequest, ModelLimits, SamplingSettings
 from minilab_gen.sampling import Sampler, next_token_probabilities
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer
+
+Model = KernelModel | MiniLabModel
+"""Either is called in the same way. The kernels' bits are the same everywhere; torch's are not."""
 
 __all__ = ["GREEDY", "SamplingSettings", "Step", "generate", "next_token_probabilities"]
 
@@ -30,7 +34,7 @@ class Step(NamedTuple):
 
 
 def generate(
-    model: MiniLabModel,
+    model: Model,
     prompt: Sequence[int] | Tensor,
     max_new_tokens: int,
     settings: SamplingSettings = GREEDY,
@@ -58,7 +62,7 @@ def generate(
 
 
 @torch.no_grad()
-def _steps(model: MiniLabModel, request: GenerationRequest, use_cache: bool, cache: KVCache) -> Iterator[Step]:
+def _steps(model: Model, request: GenerationRequest, use_cache: bool, cache: KVCache) -> Iterator[Step]:
     sampler = Sampler(request.settings, model.config.vocab_size)
     ids = list(request.prompt)
     for _ in range(request.longest_answer(model.config.context_length)):
@@ -70,7 +74,7 @@ def _steps(model: MiniLabModel, request: GenerationRequest, use_cache: bool, cac
         ids.append(token_id)
 
 
-def _next_logits(model: MiniLabModel, ids: list[int], use_cache: bool, cache: KVCache) -> Tensor:
+def _next_logits(model: Model, ids: list[int], use_cache: bool, cache: KVCache) -> Tensor:
     """Logits (vocab,) after ids: of the tokens that the cache lacks, or of all of them, read afresh."""
     reader = cache if use_cache else KVCache(model.config.n_layer)
     unread = torch.tensor([ids[reader.length :]], device=model.device)
@@ -112,7 +116,7 @@ def demonstrate() -> None:
     compare_with_and_without_cache(model, prompt)
 
 
-def compare_with_and_without_cache(model: MiniLabModel, prompt: Sequence[int]) -> None:
+def compare_with_and_without_cache(model: Model, prompt: Sequence[int]) -> None:
     """Print whether both ways agree, the largest gap of a logit, the times, and the projections of each."""
     list(generate(model, prompt, 8))  # warm-up
     plain, plain_seconds, plain_projected = _timed_run(model, prompt, use_cache=False)
@@ -126,7 +130,7 @@ def compare_with_and_without_cache(model: MiniLabModel, prompt: Sequence[int]) -
     print(f"and saves {plain_projected - cached_projected} projections")
 
 
-def _timed_run(model: MiniLabModel, prompt: Sequence[int], *, use_cache: bool) -> tuple[list[Step], float, int]:
+def _timed_run(model: Model, prompt: Sequence[int], *, use_cache: bool) -> tuple[list[Step], float, int]:
     cache = KVCache(model.config.n_layer)
     start = time.perf_counter()
     steps = list(generate(model, prompt, _BENCHMARK_TOKENS, use_cache=use_cache, cache=cache))

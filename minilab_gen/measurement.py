@@ -21,7 +21,7 @@ from typing import Any, Final
 import click
 import torch
 
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 
 _MILLION: Final = 1e6
 
@@ -186,7 +186,7 @@ class Progress:
             click.echo(f"\r{'':78}\r", err=True, nl=False)
 
 
-def facts(folder: Path, model: MiniLabModel) -> dict[str, Any]:
+def facts(folder: Path, model: KernelModel) -> dict[str, Any]:
     """What every measurement depends on, for its JSON file."""
     return {
         "model": {"name": folder.name, "parameters": model.config.parameters},

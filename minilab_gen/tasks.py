@@ -125,7 +125,7 @@ class _Task:
         from minilab_gen.engine import Chosen, Engine, Sequence
 
         self._transcript = Transcript(request, tokenizer, published)
-        engine = Engine(model, 1, passes=(JobTimeoutException,))
+        engine = Engine(model, 1)
         engine.add(Sequence(self._job.id, request, self._transcript.ids, self._deadline))
         while engine.has_work:
             if self._connection.exists(keys.cancel_flag(self._job.id)):

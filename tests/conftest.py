@@ -22,10 +22,22 @@ from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.protocol import embedded, keys
 from minilab_gen.text.tokenizer import get_tokenizer
 
-pytest_plugins = ["support.run_guard"]
+pytest_plugins = ["support.private_server", "support.redis_users", "support.run_guard", "support.tail_readers"]
+
+SLOW_FIXTURES = frozenset(
+    {"burst", "demonstration", "minilab_worker", "own_service", "slow_checkpoint", "start_worker", "two_models"}
+)
+"""Fixtures that start workers, in processes or in threads: whatever test uses one, directly or not, is slow."""
 
 SMALL = ModelConfig(vocab_size=2048, context_length=64, n_layer=2, n_head=8, n_kv_head=1, d_model=64, d_hidden=64)
 """A model with the base model's vocabulary that answers in a fraction of a millisecond."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests as slow for what they use, so that a new test of that kind need not be remembered."""
+    for item in items:
+        if isinstance(item, pytest.Function) and SLOW_FIXTURES.intersection(item.fixturenames):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -51,6 +63,13 @@ def server(server_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis.R
     with redis.Redis.from_url(server_url, protocol=2, legacy_responses=True) as connection:
         connection.flushall()
         yield connection
+
+
+@pytest.fixture
+def one_try(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither the tester's server nor retries, which are slow: connections are tried once, where a test says."""
+    monkeypatch.delenv("MINILAB_REDIS_URL", raising=False)
+    monkeypatch.setattr("minilab_gen.protocol.connection.RETRIES", 0)
 
 
 @pytest.fixture(params=["fakeredis", "server"])

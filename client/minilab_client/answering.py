@@ -17,7 +17,7 @@ from minilab_gen.errors import RequestError
 from minilab_gen.protocol import endings
 from minilab_gen.protocol.cards import all_cards, read_card, read_tokenizer
 from minilab_gen.protocol.events import EndEvent
-from minilab_gen.protocol.jobs import Submission, draw_seed, enqueue
+from minilab_gen.protocol.submission import Submission, draw_seed, enqueue
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import DEFAULT_CHAT_TOKENS, GenerationRequest
 

@@ -79,7 +79,7 @@ def _outcome(before: JobState, now: JobState) -> str:
     if before not in ("queued", "started"):
         return f"had already ended: {before}"
     if now in ("queued", "started"):
-        return f"was {before}, told to stop"
+        return f"was {before}, asked to stop"
     return f"was {before}, now cancelled" if now == "cancelled" else f"was {before}, ended by itself meanwhile: {now}"
 
 

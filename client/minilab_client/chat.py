@@ -47,7 +47,7 @@ def chat(
     """
     from minilab_client.answering import Answerer
     from minilab_client.dialogue import Dialogue
-    from minilab_gen.protocol.jobs import Submission
+    from minilab_gen.protocol.submission import Submission
 
     submission = Submission(model, None, priority, timeout)
     is_watched = sys.stdin is not None and sys.stdin.isatty()

@@ -56,8 +56,8 @@ def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, wait: f
 def _submit_again(connection: redis.Redis, job_id: str, follows: bool, as_json: bool) -> str:
     from minilab_client.submitted import tell_submitted
     from minilab_gen.protocol.cards import read_card
-    from minilab_gen.protocol.jobs import enqueue
     from minilab_gen.protocol.original_request import original_request_of
+    from minilab_gen.protocol.submission import enqueue
 
     original = original_request_of(connection, job_id)
     model = original.submission.model

@@ -11,7 +11,50 @@ import click
 from minilab_client import parameters
 from minilab_gen.request import MAX_STOP_IDS, SETTING_FIELDS
 
-_Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+_Command = Callable[..., Any]
+_Option = Callable[[_Command], _Command]
+
+
+def _setting(name: str, read: Callable[[str], object], metavar: str, what: str) -> _Option:
+    """An option that the environment may give as well, under its own name."""
+    variable = f"MINILAB_{name.upper().replace('-', '_')}"
+    return click.option(f"--{name}", type=read, metavar=metavar, envvar=variable, show_envvar=True, help=what)
+
+
+_OPTIONS = (
+    _setting(
+        "temperature",
+        parameters.decimal_number,
+        "T",
+        "Sampling temperature. Default: 0, which always takes the most probable token.",
+    ),
+    _setting(
+        "top-k",
+        parameters.whole_number,
+        "K",
+        "Sample only from the K most probable tokens (ties stay). Default: all.",
+    ),
+    _setting(
+        "top-p",
+        parameters.decimal_number,
+        "P",
+        "Sample only from the most probable tokens whose probabilities add up to P. Default: all.",
+    ),
+    _setting(
+        "seed",
+        parameters.whole_number,
+        "N",
+        "Random seed; the same seed gives the same text. Default: drawn and reported.",
+    ),
+    click.option(
+        "--stop-id",
+        "stop_ids",
+        type=parameters.whole_number,
+        multiple=True,
+        metavar="ID",
+        help=f"A token that ends the text; up to {MAX_STOP_IDS} times. Default: the model's own.",
+    ),
+)
 
 
 def sampling_options(most: str) -> _Option:
@@ -20,67 +63,27 @@ def sampling_options(most: str) -> _Option:
     The command gets those that were given as one mapping, ``sampling``, part of a payload for
     :meth:`GenerationRequest.from_payload`.
     """
-    options = (
-        click.option(
-            "--max-new-tokens",
-            type=parameters.whole_number,
-            metavar="N",
-            envvar="MINILAB_MAX_NEW_TOKENS",
-            show_envvar=True,
-            help=f"Maximum number of new tokens; the model's context may allow fewer. Default: {most}.",
-        ),
-        click.option(
-            "--temperature",
-            type=parameters.decimal_number,
-            metavar="T",
-            envvar="MINILAB_TEMPERATURE",
-            show_envvar=True,
-            help="Sampling temperature. Default: 0, which always takes the most probable token.",
-        ),
-        click.option(
-            "--top-k",
-            type=parameters.whole_number,
-            metavar="K",
-            envvar="MINILAB_TOP_K",
-            show_envvar=True,
-            help="Sample only from the K most probable tokens (ties stay). Default: all.",
-        ),
-        click.option(
-            "--top-p",
-            type=parameters.decimal_number,
-            metavar="P",
-            envvar="MINILAB_TOP_P",
-            show_envvar=True,
-            help="Sample only from the most probable tokens whose probabilities add up to P. Default: all.",
-        ),
-        click.option(
-            "--seed",
-            type=parameters.whole_number,
-            metavar="N",
-            envvar="MINILAB_SEED",
-            show_envvar=True,
-            help="Random seed; the same seed gives the same text. Default: drawn and reported.",
-        ),
-        click.option(
-            "--stop-id",
-            "stop_ids",
-            type=parameters.whole_number,
-            multiple=True,
-            metavar="ID",
-            help=f"A token that ends the text; up to {MAX_STOP_IDS} times. Default: the model's own.",
-        ),
+    limit = _setting(
+        "max-new-tokens",
+        parameters.whole_number,
+        "N",
+        f"Maximum number of new tokens; the model's context may allow fewer. Default: {most}.",
     )
 
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def collecting(*args: Any, **arguments: Any) -> Any:
-            values = {name: arguments.pop(name) for name in SETTING_FIELDS if name in arguments}
-            given = {name: value for name, value in values.items() if value not in (None, ())}
-            return command(*args, sampling=given, **arguments)
-
-        decorated: Callable[..., Any] = collecting
-        for option in reversed(options):
+    def decorate(command: _Command) -> _Command:
+        decorated = _taking_one_mapping(command)
+        for option in reversed((limit, *_OPTIONS)):
             decorated = option(decorated)
         return decorated
 
     return decorate
+
+
+def _taking_one_mapping(command: _Command) -> _Command:
+    @wraps(command)
+    def collecting(*args: Any, **arguments: Any) -> Any:
+        values = {name: arguments.pop(name) for name in SETTING_FIELDS if name in arguments}
+        given = {name: value for name, value in values.items() if value not in (None, ())}
+        return command(*args, sampling=given, **arguments)
+
+    return collecting

@@ -25,7 +25,7 @@ from minilab_gen.text.chat import Conversation
 if TYPE_CHECKING:
     import redis
 
-    from minilab_gen.protocol.jobs import Submission
+    from minilab_gen.protocol.submission import Submission
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class _NewJob:
     def send(self, connection: redis.Redis) -> tuple[str, GenerationRequest]:
         """Check against the model card and enqueue; the job id and the request as it stands in the queue."""
         from minilab_gen.api import build_request
-        from minilab_gen.protocol.jobs import enqueue
+        from minilab_gen.protocol.submission import enqueue
 
         request = build_request(connection, self.prompt, self.sampling, self.submission.model)
         return enqueue(connection, request, self.submission), request
@@ -125,7 +125,7 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     answers TEXT, in the form that its own chat template gives a conversation; `minilab-client chat` keeps one going.
     """
     from minilab_client.submitted import follow_submitted, say_cut, say_unserved
-    from minilab_gen.protocol.jobs import Submission
+    from minilab_gen.protocol.submission import Submission
 
     if wait is not None and not follows:
         raise click.UsageError("--wait goes with --follow")

@@ -7,7 +7,6 @@
 """
 
 from minilab_gen.engine.engine import Engine, Phase
-from minilab_gen.engine.pool import bytes_of_a_token
 from minilab_gen.engine.sequence import Chosen, Ended, Outcome, Sequence
 
-__all__ = ["Chosen", "Ended", "Engine", "Outcome", "Phase", "Sequence", "bytes_of_a_token"]
+__all__ = ["Chosen", "Ended", "Engine", "Outcome", "Phase", "Sequence"]

@@ -8,18 +8,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
-from minilab_gen.engine.pool import Pool
-from minilab_gen.engine.sampler import choose
-from minilab_gen.engine.scheduler import Scheduler
+from minilab_gen.engine.scheduler import Chunk, Scheduler
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
-from minilab_gen.engine.step_batch import Chunk, StepBatch
 from minilab_gen.errors import RequestError
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.kernels.library import KernelError
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import ModelLimits
 from minilab_gen.sampling import Sampler
 
@@ -29,12 +27,11 @@ neighbours by two or three of their steps: a product over four times the rows ta
 
 OnLogits = Callable[[Sequence, Tensor], None]
 
-Phase = Literal["plan", "prefill", "decode", "head", "sample", "settle"]
-"""Parts of a step in their order; a pass that reads any prompt is ``prefill``, although others decode along with it."""
+Phase = Literal["plan", "prefill", "decode", "settle"]
+"""Parts of a step in their order; a pass that reads any prompt is ``prefill``, although others decode along with it. It
+ends when the tokens are chosen."""
 
 OnPhase = Callable[[Phase], None]
-
-_T = TypeVar("_T")
 
 _log = logging.getLogger(__name__)
 
@@ -47,49 +44,41 @@ class _Choice(NamedTuple):
     error: str
 
 
-class _PassError(Exception):
-    """What a model raised over the sequences that it was shown."""
-
-    @property
-    def reason(self) -> str:
-        return f"{type(self.__cause__).__name__}: {self.__cause__}"
-
-
 class Engine:
     """Runs up to ``max_batch`` sequences at a time; the others wait, first come, first served.
 
-    ``kv_tokens`` are the tokens whose keys and values are held at a time, by default ``max_batch`` whole contexts;
-    memory is taken as they come. A step reads ``prefill_tokens`` of prompts at most. ``on_logits`` is shown the logits
-    (vocab,) of every choice, for checks. ``on_phase`` is told each phase that has just ended, for clocks. What a model
-    raises ends the guilty sequence alone; exceptions of ``passes`` are raised by a step wherever they come from, for
-    a caller that a signal interrupts. The engine is of no use after that.
+    ``threads`` threads compute, by default the model's. ``kv_tokens`` are the tokens whose keys and values are held at
+    a time, by default ``max_batch`` whole contexts; memory is taken as they come. A step reads ``prefill_tokens`` of
+    prompts at most. ``on_logits`` is shown the logits (vocab,) of every choice, for checks. ``on_phase`` is told each
+    phase that has just ended, for clocks. What the kernels refuse ends the guilty sequence alone; whatever else a step
+    raises is the caller's, an interrupt for instance, and the engine is of no use after that.
     """
 
     def __init__(
         self,
-        model: MiniLabModel,
+        model: KernelModel,
         max_batch: int,
         *,
+        threads: int | None = None,
         kv_tokens: int | None = None,
         prefill_tokens: int | None = None,
         on_logits: OnLogits | None = None,
         on_phase: OnPhase | None = None,
-        passes: tuple[type[Exception], ...] = (),
     ) -> None:
         if max_batch < 1:
             raise RequestError(f"max_batch must be at least 1, got {max_batch}")
-        self._pool = Pool(model.config, max_batch, model.device)
-        kv_tokens = self._pool.max_slots * self._pool.capacity if kv_tokens is None else kv_tokens
+        context = model.config.context_length
+        kv_tokens = max_batch * context if kv_tokens is None else kv_tokens
         prefill_tokens = max(_LEAST_PREFILL, _PREFILL_SHARE * max_batch) if prefill_tokens is None else prefill_tokens
         for name, value in {"kv_tokens": kv_tokens, "prefill_tokens": prefill_tokens}.items():
             if value < 1:
                 raise RequestError(f"{name} must be at least 1, got {value}")
-        self._model = model
-        self._limits = ModelLimits(model.config.vocab_size, model.config.context_length, kv_tokens)
-        self._scheduler = Scheduler(self._pool, kv_tokens, prefill_tokens)
+        self._decoder = model.decoder(max_batch, threads)
+        self._limits = ModelLimits(model.config.vocab_size, context, kv_tokens)
+        budget = kv_tokens if kv_tokens < max_batch * context else None
+        self._scheduler = Scheduler(max_batch, budget, prefill_tokens, self._decoder.release)
         self._on_logits = on_logits
         self._on_phase = on_phase or _no_clock
-        self._passes = passes
         self._known: dict[str, Sequence] = {}
         self._ending: dict[str, Ended] = {}
 
@@ -124,13 +113,12 @@ class Engine:
             self._ending.setdefault(name, Ended(sequence, reason, error))
         return sequence is not None
 
-    @torch.inference_mode()
     def step(self) -> list[Outcome]:
         """Remove, admit, read, choose, settle: at most one new token for every running sequence."""
         removed = self._remove_ended()
-        decoding, chunks = self._scheduler.plan()
+        chunks = self._scheduler.plan()
         self._on_phase("plan")
-        choices = self._read_and_choose(decoding, chunks)
+        choices = self._read_and_choose(chunks)
         outcomes = removed + self._settle(choices)
         self._on_phase("settle")
         return outcomes
@@ -154,62 +142,58 @@ class Engine:
             self._forget(ended.sequence)
         return removed
 
-    def _read_and_choose(self, decoding: list[Sequence], chunks: list[Chunk]) -> list[_Choice]:
+    def _read_and_choose(self, chunks: list[Chunk]) -> list[_Choice]:
         """Read the step's tokens and choose after each sequence that is read to its end.
 
-        If the model raises, each sequence is read alone, which gives the same bits, so that only the guilty one fails.
+        If the kernels refuse, each sequence is read alone, which gives the same bits: only the guilty one fails.
         """
         try:
-            return self._read_together(decoding, chunks)
-        except _PassError as error:
-            _log.warning("a step is taken again, one sequence at a time: %s", error.reason)
-            alone = [Chunk(sequence, 1) for sequence in decoding] + chunks
-            return [choice for chunk in alone for choice in self._read_alone(chunk)]
+            return self._read(chunks)
+        except KernelError as error:
+            _log.warning("a step is taken again, one sequence at a time: %s", error)
+            return [choice for chunk in chunks for choice in self._read_alone(chunk)]
 
     def _read_alone(self, chunk: Chunk) -> list[_Choice]:
         try:
-            return self._read_together([], [chunk])
-        except _PassError as error:
-            _log.exception("%s: the model failed", chunk.sequence.name)
-            return [_Choice(chunk.sequence, None, error.reason)]
+            return self._read([chunk])
+        except KernelError as error:
+            _log.exception("%s: the kernels failed", chunk.sequence.name)
+            return [_Choice(chunk.sequence, None, str(error))]
 
-    def _ask_model(self, ask: Callable[..., _T], *arguments: object) -> _T:
-        """What the model answers. Raises _PassError for what it raises, unless that is the caller's."""
-        try:
-            return ask(*arguments)
-        except self._passes:
-            raise
-        except Exception as error:
-            raise _PassError from error
-
-    def _read_together(self, decoding: list[Sequence], chunks: list[Chunk]) -> list[_Choice]:
-        if not decoding and not chunks:
+    def _read(self, chunks: list[Chunk]) -> list[_Choice]:
+        if not chunks:
             return []
-        batch = self._ask_model(StepBatch, self._pool, decoding, chunks, self._model.device)
-        hidden = self._ask_model(self._model.trunk, batch.ids, batch)  # (tokens, d_model)
-        self._on_phase("prefill" if chunks else "decode")
-        finished = [chunk for chunk in chunks if chunk.tokens == chunk.sequence.unread]
-        sequences = decoding + [chunk.sequence for chunk in finished]
-        if len(sequences) < len(batch.ids):
-            hidden = hidden[batch.last_rows[: len(sequences)]]  # only the last chunk can be unfinished
-        choices = self._choose(hidden, sequences) if sequences else []
+        ids: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        output_rows: list[int] = []
+        for chunk in chunks:
+            sequence, tokens = chunk.sequence, chunk.tokens
+            assert sequence.slot is not None, "a sequence must hold a slot before it is read"
+            ids += sequence.ids[sequence.read : sequence.read + tokens]
+            slots += [sequence.slot] * tokens
+            positions += range(sequence.read, sequence.read + tokens)
+            if chunk.is_last:
+                output_rows.append(len(ids) - 1)
+        finished = [chunk.sequence for chunk in chunks if chunk.is_last]
+        logits = torch.empty(len(finished), self._limits.vocab_size) if self._on_logits else None
+        chosen = self._decoder.run(
+            ids,
+            slots,
+            positions,
+            output_rows,
+            samplers=[sequence.sampler for sequence in finished],
+            logits=None if logits is None else logits.data_ptr(),
+        )
+        self._on_phase("decode" if len(ids) == len(chunks) == len(finished) else "prefill")
         for chunk in chunks:
             chunk.sequence.read += chunk.tokens
-        for sequence in decoding:
-            sequence.read += 1
-        return choices
-
-    def _choose(self, hidden: Tensor, sequences: list[Sequence]) -> list[_Choice]:
-        logits = self._ask_model(self._model.head, hidden)  # (sequences, vocab)
-        self._on_phase("head")
-        if self._on_logits:
-            for sequence, row in zip(sequences, logits, strict=True):
+        if self._on_logits and logits is not None:
+            for sequence, row in zip(finished, logits, strict=True):
                 self._on_logits(sequence, row)
-        samplers = [sequence.sampler for sequence in sequences if sequence.sampler]
-        tokens = self._ask_model(choose, logits, samplers)
-        self._on_phase("sample")
         return [
-            _Choice(sequence, token, "non-finite logits") for sequence, token in zip(sequences, tokens, strict=True)
+            _Choice(sequence, token if token >= 0 else None, "non-finite logits")
+            for sequence, token in zip(finished, chosen, strict=True)
         ]
 
     def _settle(self, choices: Iterable[_Choice]) -> list[Outcome]:

@@ -8,29 +8,49 @@ again, its ids give the same keys and values, bit for bit.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
 
-from minilab_gen.engine.pool import Pool
 from minilab_gen.engine.sequence import Sequence
-from minilab_gen.engine.step_batch import Chunk
 
 _HEADROOM = 16
 """Tokens of the budget left to each running sequence as a newcomer is let in, lest it be preempted at once."""
 
 
-class Scheduler:
-    """The queue before a pool's slots."""
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A sequence and how many of its unread ids a step reads."""
 
-    def __init__(self, pool: Pool, kv_tokens: int, prefill_tokens: int) -> None:
-        """``kv_tokens`` may be held in all, ``prefill_tokens`` of prompts are read in a step."""
-        self._pool, self._kv_tokens, self._prefill_tokens = pool, kv_tokens, prefill_tokens
-        self._can_overflow = kv_tokens < pool.max_slots * pool.capacity
+    sequence: Sequence
+    tokens: int
+
+    @property
+    def is_last(self) -> bool:
+        """Whether all ids are read after it, so that a token can be chosen."""
+        return self.tokens == self.sequence.unread
+
+
+class Scheduler:
+    """The queue before ``slots`` slots."""
+
+    def __init__(
+        self, slots: int, kv_tokens: int | None, prefill_tokens: int, on_release: Callable[[int], None]
+    ) -> None:
+        """``kv_tokens`` may be held in all, None without a limit; ``prefill_tokens`` of prompts are read in a step.
+
+        ``on_release`` gets the number of each slot that becomes free.
+        """
+        self._slots, self._kv_tokens, self._prefill_tokens = slots, kv_tokens, prefill_tokens
+        self._on_release = on_release
+        self._free = list(reversed(range(slots)))  # the lowest is taken first, so that few slots touch little memory
+        self._running: list[Sequence] = []  # in the order in which they got their slots
         self._waiting: deque[Sequence] = deque()
         self._arrivals = 0
 
     @property
     def running(self) -> int:
         """Sequences that hold a slot."""
-        return len(self._pool.residents)
+        return len(self._running)
 
     @property
     def waiting(self) -> int:
@@ -48,44 +68,58 @@ class Scheduler:
         if sequence.slot is None:
             self._waiting.remove(sequence)
         else:
-            self._pool.release(sequence)
+            self._release(sequence)
 
-    def plan(self) -> tuple[list[Sequence], list[Chunk]]:
-        """The sequences that decode in the next step and the chunks that are read, in the order of their slots.
+    def plan(self) -> list[Chunk]:
+        """What the next step reads: the last token of each sequence that decodes, and chunks of prompts.
 
         Prompts are read in the order of arrival within the step's allowance, and a newcomer gets a slot only when
-        its turn to be read has come. So at most one prompt is half read, and it holds the last slot.
+        its turn to be read has come. So at most one prompt is half read.
         """
-        if self._can_overflow:
-            self._preempt_to_budget()
-        residents = self._pool.residents
-        decoding = [sequence for sequence in residents if sequence.unread == 1]
+        self._preempt_to_budget()
         chunks: list[Chunk] = []
         allowance = self._prefill_tokens
-        for sequence in residents[len(decoding) :]:
-            chunks.append(Chunk(sequence, min(sequence.unread, allowance)))
-            allowance -= chunks[-1].tokens
+        for sequence in self._running:
+            if sequence.unread == 1:
+                chunks.append(Chunk(sequence, 1))
+            elif allowance:
+                chunks.append(Chunk(sequence, min(sequence.unread, allowance)))
+                allowance -= chunks[-1].tokens
         while allowance and self._waiting and self._has_room_for(self._waiting[0]):
             newcomer = self._waiting.popleft()
-            self._pool.allocate(newcomer)
+            newcomer.slot = self._free.pop()
+            self._running.append(newcomer)
             chunks.append(Chunk(newcomer, min(newcomer.unread, allowance)))
             allowance -= chunks[-1].tokens
-        return decoding, chunks
+        return chunks
 
     def check_idle(self) -> None:
-        """Assert that no sequence waits or runs."""
+        """Assert that no sequence waits or runs and that every slot is free."""
         assert not self._waiting, "no sequence may wait in an idle engine"
-        self._pool.check_idle()
+        assert not self._running, f"slots are still held by {[sequence.name for sequence in self._running]}"
+        assert sorted(self._free) == list(range(self._slots)), f"every slot must be free, got {sorted(self._free)}"
+
+    @property
+    def _tokens(self) -> int:
+        """Tokens that the running sequences take once their ids are all read."""
+        return sum(len(sequence.ids) for sequence in self._running)
 
     def _has_room_for(self, newcomer: Sequence) -> bool:
-        if not self._pool.free or not self.running or not self._can_overflow:
-            return bool(self._pool.free)
-        return self._pool.tokens + len(newcomer.ids) + _HEADROOM * (self.running + 1) <= self._kv_tokens
+        if not self._free or not self._running or self._kv_tokens is None:
+            return bool(self._free)
+        return self._tokens + len(newcomer.ids) + _HEADROOM * (self.running + 1) <= self._kv_tokens
 
     def _preempt_to_budget(self) -> None:
         """Preempt the last to come until the others' tokens fit; one alone always fits, or it was refused."""
-        while self.running > 1 and self._pool.tokens > self._kv_tokens:
-            last = max(self._pool.residents, key=lambda sequence: sequence.arrival)
-            self._pool.release(last)
+        while self._kv_tokens is not None and self.running > 1 and self._tokens > self._kv_tokens:
+            last = max(self._running, key=lambda sequence: sequence.arrival)
+            self._release(last)
             last.read = 0
             self._waiting.appendleft(last)
+
+    def _release(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None, "a sequence must hold the slot that it releases"
+        self._running.remove(sequence)
+        self._free.append(sequence.slot)
+        self._on_release(sequence.slot)
+        sequence.slot = None

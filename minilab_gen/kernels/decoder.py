@@ -12,11 +12,14 @@ from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 from minilab_gen.kernels.library import KernelError, Shape, Step, check, library
+from minilab_gen.kernels.sampler import TokenSampler
 from minilab_gen.models.config import ModelConfig
-from minilab_gen.request import SamplingSettings
 
 WeightType = Literal["float32", "bfloat16", "int8"]
 WEIGHT_TYPES: Final[tuple[WeightType, ...]] = ("float32", "bfloat16", "int8")
+
+LANES: Final = 16
+"""Numbers of a vector, as ``rules.h`` has it: what rows are padded to."""
 
 _TYPES: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3})
 
@@ -63,44 +66,31 @@ def shape_of(config: ModelConfig) -> Shape:
     return shape
 
 
-class TokenSampler:
-    """How one sequence's tokens are chosen, with a generator of its own that moves once per token."""
-
-    def __init__(self, settings: SamplingSettings) -> None:
-        self._library = library()
-        temperature = 0.0 if settings.is_greedy else settings.divisor
-        top_p = 1.0 if settings.top_p is None else settings.top_p
-        self.settings = settings
-        self.address: int | None = self._library.mlk_sampler_create(
-            settings.seed, temperature, min(settings.top_k or 0, 2**31 - 1), top_p
-        )
-        if not self.address:
-            raise KernelError("there is no memory for a sampler")
-
-    def skip(self, tokens: int, vocab_size: int) -> None:
-        """Move past tokens that were chosen before, so that a resumed sequence goes on as it would."""
-        self._library.mlk_sampler_skip(self.address, vocab_size, tokens)
-
-    def __del__(self) -> None:
-        if getattr(self, "address", None):
-            self._library.mlk_sampler_destroy(self.address)
-            self.address = None
-
-
 class Decoder:
     """One model with ``slots`` caches of a whole context each, computed by up to ``threads`` threads.
 
     A cache costs memory as it is written. One thread uses a decoder at a time; it lets others run meanwhile.
     """
 
-    def __init__(self, config: ModelConfig, weights: WeightType, *, slots: int, threads: int) -> None:
-        """A decoder without weights. Raises KernelError for a shape that cannot be."""
+    def __init__(
+        self, config: ModelConfig, weights: WeightType, *, slots: int, threads: int, over: Decoder | None = None
+    ) -> None:
+        """A decoder without weights, or one that shares those of another. Raises KernelError for what cannot be."""
         self.config, self.weights, self.slots = config, weights, slots
         self._library = library()
-        shape = shape_of(config)
-        self._model = self._library.mlk_create(ctypes.byref(shape), _TYPES[weights], slots, threads)
+        if over is not None:
+            self._model: int | None = self._library.mlk_beside(over._model, slots, threads)  # noqa: SLF001 - its own class
+        else:
+            self._model = self._library.mlk_create(ctypes.byref(shape_of(config)), _TYPES[weights], slots, threads)
         if not self._model:
             raise KernelError(self._library.mlk_error().decode())
+
+    def beside(self, slots: int, threads: int) -> Decoder:
+        """Another decoder over the same weights, with caches and threads of its own, for any thread to use.
+
+        Raises KernelError where there is no memory for it. No tensor may be set once it is there.
+        """
+        return Decoder(self.config, self.weights, slots=slots, threads=threads, over=self)
 
     def set(self, name: str, tensor: Source, layer: int = 0) -> None:
         """Copy a tensor of float32, bfloat16 or float16 into the model. Raises KernelError where it does not fit."""

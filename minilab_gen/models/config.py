@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-HEAD_TILE = 4
-"""What the size of a head is a multiple of: of others, a row of MKL's products depends on where it stands in them."""
-
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:
@@ -63,11 +60,11 @@ class ModelConfig:
             if field.type == "bool" and type(value) is not bool:
                 raise ValueError(f"{field.name} must be true or false, got {value!r}")
         own = self.own_head_dim
-        if own is not None and (type(own) is not int or own < 1 or own % HEAD_TILE):
-            raise ValueError(f"head_dim must be a multiple of {HEAD_TILE} above 0, got {own!r}")
-        if own is None and (self.d_model % self.n_head or self.head_dim % HEAD_TILE):
+        if own is not None and (type(own) is not int or own < 1 or own % 2):
+            raise ValueError(f"head_dim must be an even number above 0, got {own!r}")
+        if own is None and (self.d_model % self.n_head or self.head_dim % 2):
             came = f"{self.d_model} and {self.n_head}"
-            raise ValueError(f"d_model must be n_head times a multiple of {HEAD_TILE}, got {came}")
+            raise ValueError(f"d_model must be n_head times an even number, got {came}")
         if self.n_head % self.n_kv_head:
             raise ValueError(f"n_head must be a multiple of n_kv_head, got {self.n_head} and {self.n_kv_head}")
 

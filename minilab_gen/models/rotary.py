@@ -23,24 +23,21 @@ class Rotary(nn.Module):
         super().__init__()
         self._half = config.head_dim // 2
         # In float32 as in other libraries, since models were trained with these roundings: far into a long context they
-        # add up. Cosine and sine are not, so that they are the same whichever thread of however many computes them.
+        # add up.
         exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
         frequencies = 1.0 / config.rope_theta**exponents  # (half,)
         if config.rope_scaling is not None:
             frequencies = _scaled(frequencies, config.rope_scaling)
         angle = torch.outer(torch.arange(config.context_length).float(), frequencies).double()  # (context, half)
         cosine, sine = angle.cos().float(), angle.sin().float()
-        self.register_buffer("cosine", torch.cat([cosine, cosine], 1)[:, None], persistent=False)
-        self.register_buffer("sine", torch.cat([-sine, sine], 1)[:, None], persistent=False)
+        self.register_buffer("cosine", torch.cat([cosine, cosine], 1), persistent=False)
+        self.register_buffer("sine", torch.cat([-sine, sine], 1), persistent=False)
 
-    def at(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """The cosines and signed sines of each position, both (tokens, 1, head_dim)."""
-        return self.cosine[positions].to(dtype), self.sine[positions].to(dtype)
-
-    def turn(self, heads: Tensor, angle: tuple[Tensor, Tensor]) -> Tensor:
-        """Heads (tokens, n, head_dim) turned by their angle."""
-        cosine, sine = angle
-        return torch.roll(heads, self._half, -1).mul_(sine).addcmul_(heads, cosine)
+    def turn(self, heads: Tensor, start: int) -> Tensor:
+        """Heads (..., tokens, head_dim) at positions ``start``, ``start + 1``, ..., turned by their angles."""
+        at = slice(start, start + heads.shape[-2])
+        cosine, sine = self.cosine[at].to(heads.dtype), self.sine[at].to(heads.dtype)
+        return heads * cosine + torch.roll(heads, self._half, -1) * sine
 
 
 def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:

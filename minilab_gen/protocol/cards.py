@@ -35,7 +35,7 @@ class ModelCard:
     fingerprint: str
     """Equal fingerprints give equal tokens."""
     exactness: str
-    """The verdict of the worker's self-check."""
+    """What the worker's check of the kernels has found."""
     tokenizer: str
     """The hash under which the tokenizer's text is kept."""
     kv_tokens: int | None = None

@@ -20,7 +20,6 @@ from minilab_gen.protocol import keys
 from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.events import EndEvent, EndReason, JobState
 from minilab_gen.protocol.jobs import (
-    EXPIRES_AT,
     decided,
     failure_of,
     fetch,
@@ -32,6 +31,7 @@ from minilab_gen.protocol.jobs import (
 )
 from minilab_gen.protocol.refusals import refuses_writes
 from minilab_gen.protocol.streams import end_of, publish, stream_length
+from minilab_gen.protocol.submission import EXPIRES_AT
 
 
 def cancel(connection: redis.Redis, job_id: str) -> JobState:

@@ -13,8 +13,9 @@ from rq.job import Job
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import settle
-from minilab_gen.protocol.jobs import EXPIRES_AT, TTL, Submission, fetch, noted, recorded_state, request_of
+from minilab_gen.protocol.jobs import fetch, noted, recorded_state, request_of
 from minilab_gen.protocol.streams import stream_length
+from minilab_gen.protocol.submission import EXPIRES_AT, TTL, Submission
 from minilab_gen.request import GenerationRequest
 
 

@@ -22,10 +22,11 @@ from minilab_gen.errors import MiniLabError, RequestError, StreamError, UnknownJ
 from minilab_gen.protocol import endings, keys
 from minilab_gen.protocol.comparison import Difference, EndedStream, first_difference
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of, recorded_state
+from minilab_gen.protocol.jobs import fetch, queue_of, recorded_state
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.original_request import original_request_of
 from minilab_gen.protocol.streams import published_tokens
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.tail import OnWait, tail
 
 MARK: Final = "verify-"

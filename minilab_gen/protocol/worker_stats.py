@@ -29,7 +29,7 @@ class WorkerStats:
     tokens_per_second: float
     """Its speed over the last seconds before the report, so that one look at it is enough; 0 for a worker at rest."""
     exactness: str
-    """The verdict of its self-check."""
+    """What its check of the kernels has found."""
     fingerprint: str
     """That of its model: workers of one model that show different ones give different tokens."""
     started_at: float

@@ -22,7 +22,7 @@ from chaos.checkpoint import CONTEXT, VOCABULARY
 from minilab_gen.errors import DuplicateJobError, UnknownJobError
 from minilab_gen.protocol import endings, keys
 from minilab_gen.protocol.connection import connect
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest, SamplingSettings
 
 _POOL: Final = 24

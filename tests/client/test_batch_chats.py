@@ -19,7 +19,8 @@ from support.batch_files import asked_model, good_lines, records, write_lines
 from support.client_program import client, end, fake_redis, queued, start, write
 
 from minilab_gen.protocol.cards import publish_card
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, request_of
+from minilab_gen.protocol.jobs import fetch, request_of
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.chat import ChatFormat
 

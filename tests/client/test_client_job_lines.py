@@ -17,7 +17,7 @@ from rq.job import Job
 from support.client_program import client, fake_redis, run, start, submit, write
 
 from minilab_gen.protocol.details import FIRST_IDS, details
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.tokenizer import get_tokenizer
 

@@ -25,9 +25,10 @@ from support.client_program import (
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndReason
-from minilab_gen.protocol.jobs import EXPIRES_AT, Submission, enqueue, fetch, request_of
+from minilab_gen.protocol.jobs import fetch, request_of
 from minilab_gen.protocol.results import result
 from minilab_gen.protocol.streams import read_stream
+from minilab_gen.protocol.submission import EXPIRES_AT, Submission, enqueue
 from minilab_gen.request import GenerationRequest, SamplingSettings
 
 NO_WORKER = "waiting: no worker serves the model base; start one in another terminal: minilab-worker\n"

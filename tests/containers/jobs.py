@@ -18,8 +18,8 @@ from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
-from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.streams import stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 LIMIT: Final = 180.0

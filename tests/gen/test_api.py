@@ -1,42 +1,29 @@
-"""The functions that programs call, end to end: a real server, a worker, and nothing that they leave behind."""
+"""The functions that programs call, end to end: a real server, a worker, the same answers however they are read."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import aclosing, closing
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import redis
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
-from rq import Queue, scripts
-from rq.serializers import JSONSerializer
+from support.client_program import queued
 from support.engines import slow_engine
 from support.waiting import wait_until
 
 import minilab_gen
 from minilab_gen import EndEvent, GenerationRequest, JobResult, SamplingSettings, TokenEvent
-from minilab_gen.errors import (
-    DuplicateJobError,
-    RedisUnavailableError,
-    RequestError,
-    UnknownJobError,
-    UnknownModelError,
-)
+from minilab_gen.errors import RequestError, UnknownJobError, UnknownModelError
 from minilab_gen.generate import generate
 from minilab_gen.protocol import jobs, keys
 from minilab_gen.protocol.events import Event
+from minilab_gen.protocol.submission import EXPIRES_AT
 
 StartWorker = Callable[..., Worker]
-NOWHERE = "redis://127.0.0.1:1"
-"""Where no server can be: the port of a service that no machine runs."""
-
-
-def queued(server: redis.Redis) -> list[str]:
-    return list(Queue(keys.queue_name("base"), connection=server, serializer=JSONSerializer).get_job_ids())
 
 
 def request_of(server: redis.Redis, job_id: str) -> GenerationRequest:
@@ -53,15 +40,6 @@ def finished(job_id: str) -> JobResult:
 
 async def read_async(job_id: str, after: int = 0) -> list[Event]:
     return [event async for event in minilab_gen.tail_async(job_id, after)]
-
-
-@pytest.fixture
-def no_connection_left(server: redis.Redis) -> Iterator[None]:
-    """Every connection that a test opens is closed again, and RQ keeps none."""
-    kept = len(scripts._registered_scripts)
-    yield
-    wait_until(lambda: len(server.client_list()) == 1)
-    assert len(scripts._registered_scripts) == kept
 
 
 def test_a_text_is_continued_as_the_reference_does(
@@ -144,7 +122,7 @@ def test_what_is_asked_is_what_is_queued(server: redis.Redis) -> None:
     assert job_id == "x"
     assert jobs.request_of(job) == GenerationRequest((5, 12, 7), 9, SamplingSettings(0.8, 20, 0.9, 11), (1, 2))
     assert (job.origin, job.timeout) == (keys.queue_name("base", "high"), 60)
-    assert 60 < job.meta[jobs.EXPIRES_AT] - time.time() <= 70
+    assert 60 < job.meta[EXPIRES_AT] - time.time() <= 70
 
 
 def test_the_models_own_stop_ids_are_taken_where_none_are_given(server: redis.Redis, start_worker: StartWorker) -> None:
@@ -247,96 +225,9 @@ def test_an_unknown_model_is_refused(server: redis.Redis) -> None:
     assert server.keys("rq:*") == []
 
 
-def test_a_job_id_is_given_out_once_and_a_second_asker_changes_nothing(
-    server: redis.Redis, start_worker: StartWorker
-) -> None:
-    start_worker()
-    minilab_gen.submit([5, 6], job_id="x", max_new_tokens=3, stop_ids=())
-    answer = finished("x")
-
-    with pytest.raises(DuplicateJobError, match="the job id x is in use"):
-        minilab_gen.submit([7], job_id="x")
-
-    assert finished("x") == answer
-
-
-def test_an_id_whose_job_was_deleted_is_not_answered_with_its_tokens(
-    server: redis.Redis, start_worker: StartWorker
-) -> None:
-    worker = start_worker()
-    minilab_gen.submit([5, 6], job_id="x", max_new_tokens=3, stop_ids=())
-    wait_until(lambda: worker.done == 1)
-    jobs.fetch(server, "x").delete()
-
-    with pytest.raises(DuplicateJobError, match="in use by the tokens of an earlier job"):
-        minilab_gen.submit([7], job_id="x")
-
-
 def test_an_unknown_job_is_told_by_every_function(server: redis.Redis) -> None:
     for ask in (minilab_gen.result, minilab_gen.cancel, lambda job_id: list(minilab_gen.tail(job_id))):
         with pytest.raises(UnknownJobError, match="unknown or expired job: nope"):
             ask("nope")
     with pytest.raises(UnknownJobError, match="unknown or expired job: nope"):
         asyncio.run(read_async("nope"))
-
-
-def test_a_server_is_named_by_argument_or_environment(
-    server: redis.Redis, server_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("MINILAB_REDIS_URL", NOWHERE)
-
-    job_id = minilab_gen.submit([5], redis_url=server_url)
-
-    assert queued(server) == [job_id]
-    assert minilab_gen.result(job_id, redis_url=server_url) is None
-    assert minilab_gen.cancel(job_id, redis_url=server_url) == "queued"
-    (end,) = minilab_gen.tail(job_id, redis_url=server_url)
-    assert isinstance(end, EndEvent)
-    with pytest.raises(RedisUnavailableError, match=r"no Redis answers at redis://127\.0\.0\.1:1"):
-        minilab_gen.submit([5])
-
-
-@pytest.mark.usefixtures("no_connection_left")
-def test_each_function_closes_what_it_opened(server: redis.Redis) -> None:
-    job_id = minilab_gen.submit([5, 6])
-    minilab_gen.result(job_id)
-    minilab_gen.cancel(job_id)
-    list(minilab_gen.tail(job_id))
-    asyncio.run(read_async(job_id))
-    with pytest.raises(RequestError):
-        minilab_gen.submit("")
-    with pytest.raises(UnknownJobError):
-        minilab_gen.result("nope")
-
-
-def started(server: redis.Redis) -> str:
-    """A job with one token."""
-    job_id = minilab_gen.submit([5, 6])
-    server.xadd(keys.token_stream(job_id), {"id": 5, "text": "a"}, id="1-0")
-    return job_id
-
-
-@pytest.mark.usefixtures("no_connection_left")
-def test_a_reader_who_leaves_closes_what_it_opened(server: redis.Redis) -> None:
-    with closing(minilab_gen.tail(started(server))) as events:
-        assert next(events) == TokenEvent(1, 5, "a")
-
-
-async def test_an_async_reader_who_leaves_has_closed_what_it_opened(server: redis.Redis) -> None:
-    async with aclosing(minilab_gen.tail_async(started(server))) as events:
-        assert await anext(events) == TokenEvent(1, 5, "a")
-
-    await asyncio.to_thread(wait_until, lambda: len(server.client_list()) == 1)
-
-
-async def test_an_event_loop_runs_on_while_its_reader_connects(server: redis.Redis) -> None:
-    """A server that is away is asked for again and again, for a second or so."""
-    reader = asyncio.create_task(anext(minilab_gen.tail_async("x", redis_url=NOWHERE)))
-
-    turns = 0
-    while not reader.done():
-        await asyncio.sleep(0)
-        turns += 1
-
-    assert isinstance(reader.exception(), RedisUnavailableError)
-    assert turns > 100

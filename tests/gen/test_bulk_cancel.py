@@ -14,8 +14,9 @@ from support.client_program import client, fake_redis, start, submit, write
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.bulk_cancel import BATCH, cancel_waiting, count_waiting
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, recorded_state, view
+from minilab_gen.protocol.jobs import fetch, recorded_state, view
 from minilab_gen.protocol.streams import publish, read_stream
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,14 +12,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from support.small_models import EIGHT_TO_ONE, SHAPES, random_model, threads, tokenizer_of
+from support.small_models import EIGHT_TO_ONE, SHAPES, random_model, tokenizer_of
 from torch import Tensor
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.generate import generate
+from minilab_gen.kernels.decoder import WEIGHT_TYPES
+from minilab_gen.kernels.library import numerics
 from minilab_gen.models.checkpoint import fingerprint, load, read_model, read_stop_ids, write_checkpoint
 from minilab_gen.models.checkpoint_folder import read_config
 from minilab_gen.models.config import ModelConfig, RopeScaling
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.weights import INDEX_FILE
 
 TRAITS: dict[str, dict[str, Any]] = {
@@ -31,13 +33,6 @@ TRAITS: dict[str, dict[str, Any]] = {
     "scaled": {"rope_scaling": RopeScaling(8.0, 1.0, 4.0, 16)},
 }
 """What families have of their own, one at a time."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on products this small only wait for each other."""
-    with threads(1):
-        yield
 
 
 def write_random(folder: Path, config: ModelConfig = EIGHT_TO_ONE, *, seed: int = 0) -> None:
@@ -107,7 +102,7 @@ def test_a_checkpoint_gives_back_the_same_weights_and_logits(tmp_path: Path, sha
     assert read.state_dict().keys() == model.state_dict().keys()
     assert all(torch.equal(weight, model.state_dict()[name]) for name, weight in read.state_dict().items())
     assert (read.head.weight is read.embedding.weight) == config.tied_embeddings
-    assert torch.equal(logits_of(tmp_path), model.freeze()(ids_of(1, 9))[0])
+    assert torch.equal(logits_of(tmp_path), KernelModel.of(model)(ids_of(1, 9))[0])
 
 
 def test_weights_may_be_read_by_whoever_may_read_the_config(checkpoint: Path) -> None:
@@ -140,28 +135,15 @@ def test_weights_in_several_files_are_those_of_one(checkpoint: Path, files: int)
     assert torch.equal(logits_of(checkpoint), expected)
 
 
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_weights_in_half_precision_are_read_as_the_numbers_they_are(
-    checkpoint: Path, dtype: torch.dtype, packed: bool
-) -> None:
+def test_weights_in_half_precision_are_read_as_the_numbers_they_are(checkpoint: Path, dtype: torch.dtype) -> None:
     file = checkpoint / "model.safetensors"
     halves = {name: tensor.to(dtype) for name, tensor in load_file(file).items()}
     save_file({name: tensor.float() for name, tensor in halves.items()}, file)
-    expected, _ = load(checkpoint, packed=packed)(ids_of(1, 9))
+    expected = logits_of(checkpoint)
     save_file(halves, file)
 
-    model = load(checkpoint, packed=packed)
-
-    assert model.dtype == torch.float32
-    assert torch.equal(model(ids_of(1, 9))[0], expected)
-
-
-def test_a_loaded_model_keeps_no_weight_besides_the_layout_that_it_computes_with(checkpoint: Path) -> None:
-    model = load(checkpoint, packed=True)
-
-    matrices = {name for name, weight in model.named_parameters() if weight.dim() == 2 and weight.numel()}
-    assert matrices == {"embedding.weight"}
+    assert torch.equal(logits_of(checkpoint), expected)
 
 
 def test_a_model_is_loaded_without_the_compiler_of_torch(checkpoint: Path) -> None:
@@ -179,7 +161,7 @@ def test_a_fingerprint_is_that_of_the_same_files_and_changes_with_a_weight(tmp_p
     prints = []
     for folder, seed in [("one", 0), ("same", 0), ("other", 1)]:
         write_random(tmp_path / folder, seed=seed)
-        prints.append(fingerprint(tmp_path / folder, load(tmp_path / folder)))
+        prints.append(fingerprint(tmp_path / folder, "float32"))
 
     assert prints[0] == prints[1]
     assert prints[0] != prints[2]
@@ -187,12 +169,23 @@ def test_a_fingerprint_is_that_of_the_same_files_and_changes_with_a_weight(tmp_p
 
 def test_a_fingerprint_sees_every_file_of_weights(checkpoint: Path) -> None:
     names = split(checkpoint, 3)
-    model = load(checkpoint)
-    before = fingerprint(checkpoint, model)
+    before = fingerprint(checkpoint, "float32")
     file = checkpoint / names[-1]
     file.write_bytes(file.read_bytes()[:-1] + b"\x01")
 
-    assert fingerprint(checkpoint, model) != before
+    assert fingerprint(checkpoint, "float32") != before
+
+
+def test_a_fingerprint_is_that_of_a_type_of_weights(checkpoint: Path) -> None:
+    assert len({fingerprint(checkpoint, weights) for weights in WEIGHT_TYPES}) == len(WEIGHT_TYPES)
+
+
+def test_a_fingerprint_changes_with_the_numerics(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = fingerprint(checkpoint, "float32")
+
+    monkeypatch.setattr("minilab_gen.models.checkpoint.numerics", lambda: numerics() + 1)
+
+    assert fingerprint(checkpoint, "float32") != before
 
 
 # The vocabulary
@@ -207,7 +200,7 @@ def test_ids_that_the_tokenizer_does_not_know_are_never_chosen(tmp_path: Path) -
     loaded = load(tmp_path)
 
     assert loaded.config.vocab_size == 60
-    everything, _ = model.freeze()(ids_of(1, 9))
+    everything, _ = KernelModel.of(model)(ids_of(1, 9))
     assert torch.equal(loaded(ids_of(1, 9))[0], everything[..., :60])
     assert all(step.token_id < 60 for step in generate(loaded, [1, 2, 3], 28))
 

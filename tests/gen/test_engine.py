@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
-from support.small_models import SHAPES, random_model, threads
+from support.small_models import SHAPES, random_model
 from support.watched_engine import (
     HOT,
     ReferenceAnswer,
@@ -18,19 +16,14 @@ from support.watched_engine import (
     random_requests,
     request_of,
     run_all,
+    stand_in,
 )
 
 from minilab_gen.engine import Engine, Sequence
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.kernels.decoder import WeightType
+from minilab_gen.kernels.library import KernelError
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on products this small only wait for each other."""
-    with threads(1):
-        yield
-
 
 # Batched equals alone
 
@@ -49,17 +42,15 @@ def test_batched_equals_alone(max_batch: int, prefill_tokens: int) -> None:
 def test_batched_on_two_threads_equals_alone_on_one(max_batch: int, prefill_tokens: int) -> None:
     requests = random_requests(5, seed=max_batch + prefill_tokens)
 
-    with threads(2):
-        watched = run_all(Watched(max_batch=max_batch, prefill_tokens=prefill_tokens), requests)
+    watched = run_all(Watched(max_batch=max_batch, prefill_tokens=prefill_tokens, threads=2), requests)
 
     assert_equal_alone(watched, requests, model_of())
 
 
 @pytest.mark.parametrize(("max_batch", "prefill_tokens"), [(7, 7), (64, 256)])
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_batched_equals_alone_for_every_shape(shape: str, packed: bool, max_batch: int, prefill_tokens: int) -> None:
-    model, requests = model_of(shape, packed=packed), random_requests(10, seed=1)
+def test_batched_equals_alone_for_every_shape(shape: str, max_batch: int, prefill_tokens: int) -> None:
+    model, requests = model_of(shape), random_requests(10, seed=1)
 
     watched = run_all(Watched(model, max_batch, prefill_tokens=prefill_tokens), requests)
 
@@ -67,10 +58,10 @@ def test_batched_equals_alone_for_every_shape(shape: str, packed: bool, max_batc
 
 
 @pytest.mark.parametrize("max_batch", [1, 7, 32])
-@pytest.mark.parametrize("packed", [None, False], ids=["packed-where-it-can-be", "padded"])
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_batched_equals_alone_in_bfloat16(shape: str, packed: bool | None, max_batch: int) -> None:
-    model = model_of(shape, packed=packed, dtype=torch.bfloat16)
+def test_batched_equals_alone_with_every_type_of_weight(shape: str, weights: WeightType, max_batch: int) -> None:
+    model = model_of(shape, weights)
     requests = random_requests(16, seed=max_batch)
 
     watched = run_all(Watched(model, max_batch, prefill_tokens=20), requests)
@@ -206,17 +197,6 @@ def test_a_neighbour_that_comes_goes_or_fails_changes_nothing(what: str, at: int
     assert_equal(watched, "b", alone(request_of(18, 12, HOT)))
 
 
-def test_what_lies_in_a_slot_beyond_its_sequence_changes_nothing() -> None:
-    watched = Watched()
-    sequence = watched.add("a", request_of(3, 12, HOT))
-
-    while watched.engine.has_work:
-        watched.step()
-        watched.engine._pool._all[:, 0, :, sequence.read :] = 1e4
-
-    assert_equal(watched, "a", alone(request_of(3, 12, HOT)))
-
-
 # Slots are used again
 
 
@@ -230,13 +210,13 @@ def test_a_slot_that_a_long_sequence_left_serves_a_short_one_as_if_new() -> None
     assert_equal(watched, "short", alone(request_of(3, 8, HOT)))
 
 
-def poisoned_model() -> MiniLabModel:
+def poisoned_model() -> KernelModel:
     """A model in which the id 63 makes keys, values and logits NaN."""
     model = random_model()
     with torch.no_grad():
         model.embedding.weight[63] = torch.nan
         model.head.weight[63] = 0
-    return model.freeze()
+    return KernelModel.of(model)
 
 
 @pytest.mark.parametrize("max_batch", [1, 3])
@@ -270,47 +250,42 @@ def test_logits_that_are_no_numbers_end_their_sequence_after_its_last_good_token
     assert_equal(watched, "b", alone(request_of(4, 10, HOT)))
 
 
-# A model that raises
+# Kernels that refuse
 
 
 class BrokenError(Exception):
-    """What the model of these tests raises."""
+    """What an observer, or a signal, raises in these tests."""
 
 
-def model_that_breaks_at(token: int, *, layer: int) -> MiniLabModel:
-    """A model that raises in a layer, after those before it have stored their keys, where an id is among those read."""
-    model = random_model().freeze()
-    read: list[bool] = []
-    model.embedding.register_forward_pre_hook(lambda _, inputs: read.append(bool((inputs[0] == token).any())))
+def model_that_raises_at(token: int, error: Exception) -> KernelModel:
+    """A model whose decoder raises where an id is among those read."""
 
-    def break_down(*_: object) -> None:
-        if read[-1]:
-            raise BrokenError("too hot")
+    def refuse(ids: list[int]) -> None:
+        if token in ids:
+            raise error
 
-    model.blocks[layer].register_forward_pre_hook(break_down)
-    return model
+    return stand_in(model_of(), before=refuse)
 
 
 @pytest.mark.parametrize("prefill_tokens", [4, 256])
-@pytest.mark.parametrize("layer", [0, 1])
-def test_a_model_that_raises_over_one_sequence_fails_that_one_alone(layer: int, prefill_tokens: int) -> None:
-    model = model_that_breaks_at(61, layer=layer)
+def test_kernels_that_refuse_one_sequence_fail_that_one_alone(prefill_tokens: int) -> None:
+    model = model_that_raises_at(61, KernelError("there is no memory for a step of 6 rows"))
     good = {f"good-{number}": request_of(3 + number, 6, SamplingSettings(1.0, seed=number)) for number in range(4)}
-    assert not any(61 in alone(request, model).tokens for request in good.values())
-    watched = Watched(model, max_batch=3, model_raises=True, prefill_tokens=prefill_tokens)
+    assert not any(61 in alone(request).tokens for request in good.values())
+    watched = Watched(model, max_batch=3, kernels_refuse=True, prefill_tokens=prefill_tokens)
     for name, request in good.items():
         watched.add(name, request)
         watched.add(f"bad-{name}", GenerationRequest((5, 6, 7, 8, 9, 61), 4))
 
     watched.run()
 
-    assert_equal_alone(watched, good, model)
-    assert {watched.errors[f"bad-{name}"] for name in good} == {"BrokenError: too hot"}
+    assert_equal_alone(watched, good, model_of())
+    assert {watched.errors[f"bad-{name}"] for name in good} == {"there is no memory for a step of 6 rows"}
 
 
 def test_what_the_caller_is_interrupted_by_ends_the_step_and_no_sequence() -> None:
-    """A signal may raise wherever it comes, in the model, too."""
-    watched = Watched(model_that_breaks_at(61, layer=1), model_raises=True, passes=(BrokenError,))
+    """A signal may raise wherever it comes, around the kernels, too."""
+    watched = Watched(model_that_raises_at(61, BrokenError("too hot")), kernels_refuse=True)
     watched.add("good", request_of(3, 6))
     watched.add("interrupted", GenerationRequest((5, 61), 4))
 
@@ -320,7 +295,7 @@ def test_what_the_caller_is_interrupted_by_ends_the_step_and_no_sequence() -> No
     assert watched.ends == {}
 
 
-def test_an_observer_that_raises_is_not_taken_for_a_model_that_does() -> None:
+def test_an_observer_that_raises_is_not_taken_for_kernels_that_refuse() -> None:
     def object_to(sequence: Sequence, row: torch.Tensor) -> None:
         raise BrokenError("not what was expected")
 

@@ -3,23 +3,13 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 
 import pytest
-from support.small_models import threads
 from support.watched_engine import CONTEXT, HOT, Watched, alone, assert_equal, model_of, random_requests, request_of
 
 from minilab_gen.engine import Engine, Sequence
 from minilab_gen.errors import RequestError
 from minilab_gen.request import GenerationRequest
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on products this small only wait for each other."""
-    with threads(1):
-        yield
-
 
 # Which sequence runs when
 

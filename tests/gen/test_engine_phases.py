@@ -23,8 +23,8 @@ def test_a_prompt_is_read_in_a_prefill_and_tokens_after_it_in_decodes() -> None:
 
     first, second = phases_of_each_step(watched, told, 2)
 
-    assert first == ["plan", "prefill", "head", "sample", "settle"]
-    assert second == ["plan", "decode", "head", "sample", "settle"]
+    assert first == ["plan", "prefill", "settle"]
+    assert second == ["plan", "decode", "settle"]
 
 
 def test_a_step_that_chooses_nothing_has_no_head_and_no_sampling() -> None:
@@ -35,7 +35,7 @@ def test_a_step_that_chooses_nothing_has_no_head_and_no_sampling() -> None:
     half, more, rest = phases_of_each_step(watched, told, 3)
 
     assert half == more == ["plan", "prefill", "settle"]
-    assert rest == ["plan", "prefill", "head", "sample", "settle"]
+    assert rest == ["plan", "prefill", "settle"]
 
 
 def test_a_step_that_reads_a_prompt_beside_others_is_a_prefill() -> None:

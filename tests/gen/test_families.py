@@ -5,24 +5,24 @@ from __future__ import annotations
 import json
 import logging
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from support.family_checkpoints import CONTEXT, KINDS, SHAPE, Kind, write
-from support.small_models import threads
 from torch import Tensor
 
 from minilab_gen.engine import Engine, Sequence
 from minilab_gen.errors import CheckpointError
 from minilab_gen.generate import generate
+from minilab_gen.kernels.decoder import WEIGHT_TYPES, WeightType
 from minilab_gen.models.checkpoint import load, read_stop_ids
 from minilab_gen.models.checkpoint_folder import read_config
 from minilab_gen.models.config import ModelConfig, RopeScaling
-from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.models.families import FAMILIES, config_of, described
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import GenerationRequest, SamplingSettings
 
 # transformers asks for newer Python features in ways that warn, and its warnings are not about our code.
@@ -51,18 +51,11 @@ LLAMA3 = {
 }
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on products this small only wait for each other."""
-    with threads(1):
-        yield
-
-
 @pytest.fixture(scope="module", params=KINDS)
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, MiniLabModel]:
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, KernelModel]:
     """A model of transformers and ours, read from the folder that it wrote."""
     folder = tmp_path_factory.mktemp("family")
-    return write(folder, KINDS[request.param]), load(folder)
+    return write(folder, KINDS[request.param]), load(folder, threads=1)
 
 
 def prompts() -> list[tuple[int, ...]]:
@@ -71,7 +64,7 @@ def prompts() -> list[tuple[int, ...]]:
 
 
 def run_together(
-    model: MiniLabModel, requests: list[GenerationRequest], batch: int
+    model: KernelModel, requests: list[GenerationRequest], batch: int
 ) -> list[tuple[list[int], list[Tensor]]]:
     """The answers of an engine of so many slots, and the logits that each token was chosen from."""
     seen: dict[str, list[Tensor]] = {}
@@ -93,7 +86,7 @@ def their_logits(model: Any, ids: Collection[int]) -> Tensor:
 # What is computed
 
 
-def test_logits_are_those_of_transformers(pair: tuple[Any, MiniLabModel]) -> None:
+def test_logits_are_those_of_transformers(pair: tuple[Any, KernelModel]) -> None:
     theirs, ours = pair
     ids = [index * 7 % SHAPE["vocab_size"] for index in range(CONTEXT)]
 
@@ -105,7 +98,7 @@ def test_logits_are_those_of_transformers(pair: tuple[Any, MiniLabModel]) -> Non
     assert logits.std().item() > 0.1  # they say something
 
 
-def test_greedy_tokens_are_those_of_transformers(pair: tuple[Any, MiniLabModel]) -> None:
+def test_greedy_tokens_are_those_of_transformers(pair: tuple[Any, KernelModel]) -> None:
     theirs, ours = pair
     answers = run_together(ours, [GenerationRequest(prompt, STEPS) for prompt in prompts()], 32)
 
@@ -115,14 +108,14 @@ def test_greedy_tokens_are_those_of_transformers(pair: tuple[Any, MiniLabModel])
         assert len(tokens) == STEPS
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("weights", WEIGHT_TYPES)
 def test_logits_have_the_same_bits_in_every_batch(
-    pair: tuple[Any, MiniLabModel], dtype: torch.dtype, tmp_path: Path
+    pair: tuple[Any, KernelModel], weights: WeightType, tmp_path: Path
 ) -> None:
     theirs, ours = pair
-    if dtype != torch.float32:
+    if weights != "float32":
         theirs.save_pretrained(tmp_path)
-        ours = load(tmp_path, dtype)
+        ours = load(tmp_path, weights, threads=1)
     sampled = [SamplingSettings(temperature=0.8, seed=seed) for seed in range(32)]
     requests = [GenerationRequest(prompt, 16, settings) for prompt, settings in zip(prompts(), sampled, strict=True)]
     alone = [list(generate(ours, request.prompt, 16, request.settings)) for request in requests]
@@ -239,9 +232,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"num_hidden_layers": 0}, "n_layer must be an integer of at least 1, got 0"),
     ({"num_attention_heads": "8"}, "n_head must be an integer of at least 1, got '8'"),
     ({"num_key_value_heads": 3}, "n_head must be a multiple of n_kv_head, got 8 and 3"),
-    ({"head_dim": 7}, "head_dim must be a multiple of 4 above 0, got 7"),
-    ({"head_dim": "8"}, "head_dim must be a multiple of 4 above 0, got '8'"),
-    ({"hidden_size": 60}, "d_model must be n_head times a multiple of 4, got 60 and 8"),
+    ({"head_dim": 7}, "head_dim must be an even number above 0, got 7"),
+    ({"head_dim": "8"}, "head_dim must be an even number above 0, got '8'"),
+    ({"hidden_size": 60}, "d_model must be n_head times an even number, got 60 and 8"),
     ({"rope_theta": "large"}, "rope_theta must be a number above 0, got 'large'"),
     ({"rope_theta": 0}, "rope_theta must be a number above 0, got 0"),
     ({"rms_norm_eps": 0}, "norm_eps must be a number above 0, got 0"),

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
 import pytest
 import torch
-from support.small_models import EIGHT_TO_ONE, SHAPES, Stub, naming, random_model, stub, threads
+from support.small_models import EIGHT_TO_ONE, SHAPES, Stub, kernel_model, naming, random_model, stub
 
-from minilab_gen.generate import Step, generate
+from minilab_gen.generate import Model, Step, generate
 from minilab_gen.models.config import ModelConfig
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.kv_cache import KVCache
 from minilab_gen.request import GREEDY, SamplingSettings
 
@@ -21,16 +21,9 @@ END = 0
 """The stop id of the tests that need one."""
 
 
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on products this small only wait for each other."""
-    with threads(1):
-        yield
-
-
 @pytest.fixture(scope="module")
-def model() -> MiniLabModel:
-    return random_model().freeze()
+def model() -> KernelModel:
+    return kernel_model()
 
 
 def tokens_of(steps: Sequence[Step] | Any) -> list[int]:
@@ -57,7 +50,7 @@ def plain_probabilities(
 
 
 def plain_tokens(
-    model: MiniLabModel, prompt: list[int], max_new_tokens: int, settings: dict[str, Any], stop_id: int
+    model: Model, prompt: list[int], max_new_tokens: int, settings: dict[str, Any], stop_id: int
 ) -> list[int]:
     generator = torch.Generator().manual_seed(settings["seed"])
     ids = list(prompt)
@@ -73,7 +66,7 @@ def plain_tokens(
     return ids[len(prompt) :]
 
 
-def test_tokens_are_those_of_a_plain_transcription_of_the_design(model: MiniLabModel) -> None:
+def test_tokens_are_those_of_a_plain_transcription_of_the_design(model: Model) -> None:
     pick = random.Random(0)
     for _ in range(200):
         prompt = [pick.randrange(64) for _ in range(pick.choice([1, 2, 5, 12, 28, 31]))]
@@ -94,30 +87,25 @@ def test_tokens_are_those_of_a_plain_transcription_of_the_design(model: MiniLabM
 
 
 @pytest.mark.parametrize("number", [1, 2])
-@pytest.mark.parametrize("packed", [True, False], ids=["packed", "padded"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_cached_logits_are_those_computed_afresh(shape: str, packed: bool, number: int) -> None:
-    model = random_model(SHAPES[shape]).freeze(packed=packed)
+def test_cached_logits_are_those_computed_afresh(shape: str, number: int) -> None:
+    model = kernel_model(SHAPES[shape], threads=number)
     settings = SamplingSettings(temperature=1.0, seed=3)
-    prompt, length = [3, 1] * 6, 10 if number == 1 else 5  # past the first tile of keys in any case
+    prompt, length = [3, 1] * 6, 10  # past the first block of keys
 
-    with threads(number):
-        cached, afresh = (list(generate(model, prompt, length, settings, use_cache=use)) for use in (True, False))
+    cached, afresh = (list(generate(model, prompt, length, settings, use_cache=use)) for use in (True, False))
 
     assert tokens_of(cached) == tokens_of(afresh)
     assert all(torch.equal(one.logits, other.logits) for one, other in zip(cached, afresh, strict=True))
 
 
-def test_one_thread_and_two_give_the_same_logits(model: MiniLabModel) -> None:
-    runs = []
-    for number in (1, 2):
-        with threads(number):
-            runs.append(list(generate(model, list(range(20)), 8)))
+def test_one_thread_and_two_give_the_same_logits() -> None:
+    runs = [list(generate(kernel_model(threads=number), list(range(20)), 8)) for number in (1, 2)]
 
     assert all(torch.equal(one.logits, two.logits) for one, two in zip(*runs, strict=True))
 
 
-def test_a_prompt_read_in_chunks_gives_the_logits_of_one_pass(model: MiniLabModel) -> None:
+def test_a_prompt_read_in_chunks_gives_the_logits_of_one_pass(model: Model) -> None:
     ids = torch.tensor([[index * 5 % 64 for index in range(32)]])
     whole, _ = model(ids)
 
@@ -132,13 +120,13 @@ def test_the_cache_saves_32_000_projections_in_the_context_of_the_base_model(use
     config = ModelConfig(vocab_size=8, context_length=128, n_layer=4, n_head=1, d_model=8, d_hidden=8)
     cache = KVCache(config.n_layer)
 
-    steps = list(generate(random_model(config).freeze(), [1, 2], 126, use_cache=use_cache, cache=cache))
+    steps = list(generate(kernel_model(config), [1, 2], 126, use_cache=use_cache, cache=cache))
 
     assert len(steps) == 126
     assert cache.projected == projections
 
 
-def test_a_used_cache_is_refused(model: MiniLabModel) -> None:
+def test_a_used_cache_is_refused(model: Model) -> None:
     cache = KVCache(model.config.n_layer)
     list(generate(model, [1, 2], 1, cache=cache))
 
@@ -150,7 +138,7 @@ def test_a_used_cache_is_refused(model: MiniLabModel) -> None:
 
 
 @pytest.mark.parametrize("seed", [0, 2**32 - 1])
-def test_the_same_settings_give_the_same_tokens_and_another_seed_gives_others(model: MiniLabModel, seed: int) -> None:
+def test_the_same_settings_give_the_same_tokens_and_another_seed_gives_others(model: Model, seed: int) -> None:
     settings = SamplingSettings(temperature=1.0, seed=seed)
 
     first, second = (tokens_of(generate(model, [5], 16, settings)) for _ in range(2))
@@ -159,7 +147,7 @@ def test_the_same_settings_give_the_same_tokens_and_another_seed_gives_others(mo
     assert first != tokens_of(generate(model, [5], 16, SamplingSettings(temperature=1.0, seed=1)))
 
 
-def test_a_run_started_inside_another_of_the_same_seed_gives_the_same_tokens(model: MiniLabModel) -> None:
+def test_a_run_started_inside_another_of_the_same_seed_gives_the_same_tokens(model: Model) -> None:
     settings = SamplingSettings(temperature=1.0, seed=1)
     alone = tokens_of(generate(model, [5], 12, settings))
     first = generate(model, [5], 12, settings)
@@ -171,7 +159,7 @@ def test_a_run_started_inside_another_of_the_same_seed_gives_the_same_tokens(mod
     assert begun + tokens_of(first) == alone
 
 
-def test_the_global_generator_is_neither_read_nor_moved(model: MiniLabModel) -> None:
+def test_the_global_generator_is_neither_read_nor_moved(model: Model) -> None:
     torch.manual_seed(5)
     before = torch.get_rng_state()
 
@@ -265,7 +253,7 @@ def test_the_largest_id_of_the_vocabulary_is_a_prompt() -> None:
 
 
 @pytest.mark.parametrize("shape", [(3,), (1, 3)])
-def test_a_tensor_of_ids_is_a_prompt(model: MiniLabModel, shape: tuple[int, ...]) -> None:
+def test_a_tensor_of_ids_is_a_prompt(model: Model, shape: tuple[int, ...]) -> None:
     prompt = torch.tensor([4, 5, 6]).view(shape)
 
     assert tokens_of(generate(model, prompt, 5)) == tokens_of(generate(model, [4, 5, 6], 5))
@@ -283,7 +271,7 @@ def test_nothing_is_computed_before_the_first_token_is_asked_for() -> None:
     assert cast(Stub, model).reads == []
 
 
-def test_a_generator_closed_early_computes_no_more(model: MiniLabModel) -> None:
+def test_a_generator_closed_early_computes_no_more(model: Model) -> None:
     cache = KVCache(model.config.n_layer)
     steps = cast(Generator[Step, None, None], generate(model, [1, 2], 10, GREEDY, cache=cache))
     next(steps)

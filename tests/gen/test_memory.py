@@ -8,12 +8,20 @@ import pytest
 from minilab_worker import memory
 from minilab_worker.memory import free_bytes, tokens_that_fit
 
-from minilab_gen.engine import bytes_of_a_token
 from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.kernel_model import KernelModel
 
 
 def test_a_token_of_the_base_model_takes_1024_bytes() -> None:
-    assert bytes_of_a_token(ModelConfig()) == 1024  # 4 layers, 1 key head of 32, keys and values, 4 bytes
+    model = KernelModel(ModelConfig())
+
+    assert model.bytes_of_a_token == 1024  # 4 layers, 1 key head of 32, keys and values, 4 bytes
+
+
+def test_values_take_whole_vectors() -> None:
+    model = KernelModel(ModelConfig(n_layer=1, n_head=2, n_kv_head=2, own_head_dim=20))
+
+    assert model.bytes_of_a_token == 2 * (20 + 32) * 4
 
 
 def test_half_of_the_free_memory_is_for_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:

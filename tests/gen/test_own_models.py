@@ -1,4 +1,4 @@
-"""Models of one's own on one Redis: what they are called, that each answers its own jobs, and that they can chat."""
+"""Models of one's own on one Redis: each answers its own jobs, they can chat, and no two share a name unnoticed."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import redis
-from minilab_worker.model_names import check_announced_model, default_name
+from minilab_worker.model_names import check_announced_model
 from minilab_worker.serving import ServedModel, load_served_model
 from minilab_worker.worker import Worker, WorkerSettings
 from support.batch_files import ids_of, openai, records, write_lines
@@ -31,9 +31,10 @@ from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import publish_card, read_card
 from minilab_gen.protocol.jobs import fetch, request_of
 from minilab_gen.text.chat import Conversation
-from minilab_gen.text.tokenizer import BASE_CHECKPOINT, Tokenizer
+from minilab_gen.text.tokenizer import Tokenizer
 
 MESSAGES = [{"role": "user", "content": "Où est Phileas Fogg ?"}]
+
 TEMPLATE = (
     "{{ bos_token }}{% for message in messages %}{{ message.role + ': ' + message.content + eos_token }}{% endfor %}"
     "{% if add_generation_prompt %}assistant:{% endif %}"
@@ -87,45 +88,6 @@ def expected(model: ServedModel, prompt: list[int], stop_ids: tuple[int, ...]) -
     spoken = tokens[:-1] if tokens[-1] in stop_ids else tokens
     whole = model.tokenizer.decode([*prompt, *spoken])
     return tokens, whole.removeprefix(model.tokenizer.decode(prompt))
-
-
-# Names
-
-
-@pytest.mark.parametrize(
-    ("folder", "name"),
-    [
-        ("SmolLM2-135M-Instruct", "SmolLM2-135M-Instruct"),
-        ("Llama-3.2-1B", "Llama-3.2-1B"),
-        ("Llama 3.2 (1B)", "Llama-3.2-1B"),
-        (".hidden.", "hidden"),
-        ("x" * 63 + ".2", "x" * 63),
-        ("mine.high", "mine-high"),
-        ("mine.v2.low", "mine.v2-low"),
-        ("mine.normal", "mine-normal"),
-        ("mon modèle", "mon-mod-le"),
-        ("x" * 80, "x" * 64),
-    ],
-)
-def test_a_model_is_called_like_its_folder(tmp_path: Path, folder: str, name: str) -> None:
-    assert default_name(tmp_path / folder) == name
-    assert keys.check_model_name(name) == name
-
-
-def test_a_folder_given_as_a_dot_has_a_name_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "mine").mkdir()
-    monkeypatch.chdir(tmp_path / "mine")
-
-    assert default_name(Path()) == "mine"
-
-
-def test_the_shipped_model_is_called_base() -> None:
-    assert default_name(BASE_CHECKPOINT) == "base"
-
-
-def test_a_folder_without_a_usable_name_must_be_given_one(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="choose one with --name"):
-        default_name(tmp_path / "模型")
 
 
 # Several at once

@@ -1,20 +1,15 @@
-"""From logits to tokens: what every setting keeps and drops, and that batched sampling draws the same tokens."""
+"""From logits to tokens: what every setting keeps and drops. Of the draw itself: tests/kernels/test_draws.py."""
 
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Iterator
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
-from support.small_models import PROPERTY, stub, threads
-from torch import Tensor
+from support.small_models import PROPERTY, stub
 
-from minilab_gen.engine.sampler import _probabilities, choose
 from minilab_gen.generate import generate
 from minilab_gen.request import GREEDY, SamplingSettings
 from minilab_gen.sampling import NonFiniteLogitsError, Sampler, next_token_probabilities
@@ -22,13 +17,6 @@ from minilab_gen.sampling import NonFiniteLogitsError, Sampler, next_token_proba
 TINY_TEMPERATURES = [1e-4, 1e-5, 1e-37, 1e-38, 1e-40, 5e-324]
 ROUNDING = 1e-5
 """How far a float32 sum of a few dozen probabilities may be from the true one."""
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Two threads on rows this short only wait for each other."""
-    with threads(1):
-        yield
 
 
 def kept(logits: list[float], settings: SamplingSettings) -> set[int]:
@@ -179,9 +167,8 @@ def test_thousands_of_draws_never_leave_the_kept_set() -> None:
     logits = torch.randn(100, generator=torch.Generator().manual_seed(0))
     settings = [SamplingSettings(temperature=1.0, top_k=2, seed=seed) for seed in range(200)]
     samplers = [Sampler(s, 100) for s in settings]
-    rows = logits.expand(200, -1)
 
-    ids = {token for _ in range(100) for token in choose(rows, samplers)}
+    ids = {sampler.choose(logits) for _ in range(100) for sampler in samplers}
 
     assert ids == set(logits.topk(2).indices.tolist())
 
@@ -218,17 +205,6 @@ def test_logits_that_are_not_finite_have_no_next_token(bad: float, settings: Sam
 
     with pytest.raises(NonFiniteLogitsError, match="non-finite logits"):
         sampler.choose(torch.tensor([1.0, bad, 3.0]))
-
-
-@pytest.mark.parametrize("settings", [GREEDY, SamplingSettings(temperature=1.0)], ids=["greedy", "sampled"])
-def test_a_row_that_is_not_finite_fails_alone(settings: SamplingSettings) -> None:
-    healthy = torch.tensor([1.0, 5.0, 3.0])
-    rows = torch.stack([healthy, torch.tensor([1.0, math.nan, 3.0]), healthy, torch.full((3,), -math.inf)])
-    alone = Sampler(settings, 3).choose(healthy)
-
-    tokens = choose(rows, [Sampler(settings, 3) for _ in rows])
-
-    assert tokens == [alone, None, alone, None]
 
 
 def test_minus_infinity_is_an_impossible_token_and_no_error() -> None:
@@ -305,128 +281,3 @@ def test_what_is_kept_keeps_its_proportions(logits: list[float], settings: Sampl
 
     ids = filtered > 0
     assert torch.allclose(filtered[ids], plain[ids] / plain[ids].sum(), atol=ROUNDING)
-
-
-# Batched sampling
-
-
-def mixed_settings(random_: random.Random, rows: int) -> list[SamplingSettings]:
-    return [
-        SamplingSettings(
-            temperature=random_.choice([0.0, 1e-40, 1e-37, 1e-3, 0.3, 0.8, 1.0, 1.5, 1e300]),
-            top_k=random_.choice([None, None, 1, 2, 5, 20, 10**6]),
-            top_p=random_.choice([None, None, 1e-9, 0.25, 0.5, 0.9, 0.999, 1.0]),
-            seed=random_.randrange(2**32),
-        )
-        for _ in range(rows)
-    ]
-
-
-def mixed_logits(generator: torch.Generator, rows: int, vocab_size: int) -> Tensor:
-    """Rows of smooth logits, of logits with many ties, and of logits with impossible tokens."""
-    logits = 3 * torch.randn(rows, vocab_size, generator=generator)
-    logits[1::3] = logits[1::3].round()
-    logits[2::3, ::2] = -math.inf
-    return logits
-
-
-def assert_batched_sampling_equals_the_reference(seed: int, rows: int, vocab_size: int, steps: int) -> None:
-    settings = mixed_settings(random.Random(seed), rows)
-    generator = torch.Generator().manual_seed(seed)
-    batched, alone = ([Sampler(s, vocab_size) for s in settings] for _ in range(2))
-    for _ in range(steps):
-        logits = mixed_logits(generator, rows, vocab_size)
-        together = choose(logits, batched)
-        assert together == [sampler.choose(row) for sampler, row in zip(alone, logits, strict=True)]
-
-
-@PROPERTY
-@given(seed=st.integers(0, 2**32 - 1), rows=st.integers(1, 20), vocab_size=st.integers(2, 80))
-def test_a_batch_of_mixed_settings_draws_what_each_row_draws_alone(seed: int, rows: int, vocab_size: int) -> None:
-    assert_batched_sampling_equals_the_reference(seed, rows, vocab_size, steps=3)
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_a_large_vocabulary_draws_the_same_in_a_batch(number: int) -> None:
-    with threads(number):
-        assert_batched_sampling_equals_the_reference(seed=0, rows=12, vocab_size=50257, steps=2)
-
-
-@pytest.mark.parametrize("number", [1, 2])
-def test_probabilities_of_a_large_vocabulary_are_the_same_bits_in_a_batch(number: int) -> None:
-    settings = [s for s in mixed_settings(random.Random(1), 16) if not s.is_greedy]
-    logits = mixed_logits(torch.Generator().manual_seed(1), len(settings), 50257)
-
-    with threads(number):
-        together = _probabilities(logits, [Sampler(s, 50257) for s in settings])
-
-        alone = [next_token_probabilities(row, s) for row, s in zip(logits, settings, strict=True)]
-        assert torch.equal(together, torch.stack(alone))
-
-
-def test_samplers_of_one_seed_draw_the_same_beside_each_other() -> None:
-    settings = SamplingSettings(temperature=1.0, seed=1)
-    samplers = [Sampler(settings, 64) for _ in range(2)]
-    logits = torch.randn(64, generator=torch.Generator().manual_seed(0)).expand(2, -1)
-
-    pairs = [choose(logits, samplers) for _ in range(20)]
-
-    assert all(first == second for first, second in pairs)
-    assert len({first for first, _ in pairs}) > 1
-
-
-def test_a_greedy_row_stays_greedy_beside_a_sampled_one() -> None:
-    logits = torch.randn(64, generator=torch.Generator().manual_seed(0)).expand(2, -1)
-    hot = SamplingSettings(temperature=1.5, seed=9)
-
-    pairs = [choose(logits, samplers) for samplers in [[Sampler(GREEDY, 64), Sampler(hot, 64)]] for _ in range(20)]
-
-    assert {greedy for greedy, _ in pairs} == {int(logits[0].argmax())}
-    assert len({sampled for _, sampled in pairs}) > 1
-
-
-@pytest.mark.parametrize("spread", [0.01, 3.0], ids=["flat", "steep"])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        SamplingSettings(0.8, seed=3),
-        SamplingSettings(0.8, top_k=50, seed=3),
-        SamplingSettings(1.0, top_p=0.9, seed=3),
-        SamplingSettings(1.3, top_k=5000, top_p=0.95, seed=3),
-    ],
-    ids=["all", "top-k", "top-p", "both"],
-)
-def test_tokens_of_a_large_vocabulary_are_those_of_the_reference(settings: SamplingSettings, spread: float) -> None:
-    generator = torch.Generator().manual_seed(1)
-    logits = torch.randn(4, 49_152, generator=generator) * spread
-    alone, batched = ([Sampler(replace(settings, seed=seed), 49_152) for seed in range(4)] for _ in range(2))
-
-    for _ in range(5):
-        expected = [sampler.choose(row) for sampler, row in zip(alone, logits, strict=True)]
-        assert choose(logits, batched) == expected
-
-
-@pytest.mark.parametrize(
-    ("seed", "first"),
-    [
-        *((39313, 53), (10575, 6), (17338, 48), (36257, 10)),  # 1 - u is some 2e-5: wrong by a ten-thousandth
-        *((645760, 22), (55323, 25), (287721, 0), (597320, 37)),  # some 2e-7: wrong by up to a hundredth
-        (228316, 41),  # 2e-8: u is 1 in float32, and its token could never be chosen
-    ],
-)
-def test_a_draw_that_float32_cannot_decide_is_that_of_the_reference(seed: int, first: int) -> None:
-    """Two tokens whose scores nearly agree, one of them by a random number just below 1."""
-    settings, other = SamplingSettings(temperature=1.0, seed=seed), (first + 1) % 64
-    uniform = torch.empty(64, dtype=torch.float64)
-    Sampler(settings, 64).fill_uniform(uniform)
-    noise = [-math.log1p(-float(uniform[token])) for token in (first, other)]
-    chosen = set()
-    for shift in [sign * 2.0**exponent for sign in (-1, 1) for exponent in range(-17, -3)]:
-        logits = torch.full((64,), -math.inf)
-        logits[[first, other]] = torch.tensor(noise).log() + torch.tensor([shift, 0.0])
-
-        expected = Sampler(settings, 64).choose(logits)
-
-        assert choose(logits[None], [Sampler(settings, 64)]) == [expected]
-        chosen.add(expected)
-    assert chosen == {first, other}

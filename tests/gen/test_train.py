@@ -13,7 +13,6 @@ import pytest
 import torch
 from click.testing import CliRunner, Result
 from rich.console import Console
-from support.small_models import threads
 
 from minilab_gen.errors import RequestError
 from minilab_gen.models.checkpoint import read_model
@@ -21,8 +20,11 @@ from minilab_gen.models.checkpoint_folder import read_config
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.text.tokenizer import END_OF_TEXT, get_tokenizer, train_tokenizer
-from minilab_gen.train import Trainer, TrainSettings, main, train
+from minilab_gen.train import main, train
 from minilab_gen.training.corpus import Corpus, read_corpus, token_row
+from minilab_gen.training.trainer import Trainer, TrainSettings
+
+pytestmark = pytest.mark.slow
 
 BOOK = "\n\n".join(
     f"Chapitre {number}\nPhileas Fogg avait parié {number * 1000} livres.\nPassepartout le suivit à la gare {number}."
@@ -43,8 +45,10 @@ SETTINGS = TrainSettings(
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
     """Two threads on products this small only wait for each other; also, the command line sets a number."""
-    with threads(1):
-        yield
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -25,9 +25,9 @@ from kernels.driving import KINDS, sequences, tensors_of
 from minilab_gen.kernels.build import FLAGS, SOURCE, Toolchain, build, toolchain
 from minilab_gen.kernels.decoder import TENSORS, WEIGHT_TYPES, shape_of
 from minilab_gen.kernels.library import backends, numerics
-from minilab_gen.kernels.loading import names_of
 from minilab_gen.models.checkpoint_folder import read_config
 from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.tensors import stored_tensors
 from minilab_gen.models.weights import StoredWeights
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 
@@ -42,9 +42,8 @@ def model_of(name: str) -> tuple[ModelConfig, dict[tuple[str, int], Tensor]]:
     if name != "base":
         return KINDS[name], tensors_of(KINDS[name])
     config, files = read_config(BASE_CHECKPOINT), StoredWeights(BASE_CHECKPOINT)
-    names = [(ours, theirs, layer) for ours, theirs, layer in names_of(config) if "bias" not in ours]
-    wanted = [entry for entry in names if entry[0] not in ("head", "query_norm", "key_norm")]
-    return config, {(ours, layer): files.read(theirs).float().contiguous() for ours, theirs, layer in wanted}
+    tensors = stored_tensors(config)
+    return config, {(each.kernel, each.layer): files.read(each.stored).float().contiguous() for each in tensors}
 
 
 def steps_of(config: ModelConfig) -> list[list[tuple[int, int, int]]]:

@@ -9,9 +9,10 @@ import pytest
 import torch
 from support import family_checkpoints
 
-from minilab_gen.kernels.decoder import Decoder, TokenSampler
-from minilab_gen.kernels.loading import load_decoder
-from minilab_gen.models.checkpoint import load
+from minilab_gen.generate import generate
+from minilab_gen.kernels.decoder import Decoder, WeightType
+from minilab_gen.kernels.sampler import TokenSampler
+from minilab_gen.models.checkpoint import load, read_model
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.request import SamplingSettings
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT
@@ -24,6 +25,10 @@ def written(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A random checkpoint, and transformers' model of it."""
     folder = tmp_path_factory.mktemp(request.param)
     return folder, family_checkpoints.write(folder, family_checkpoints.KINDS[request.param])
+
+
+def load_decoder(folder: Path, weights: WeightType = "float32", *, slots: int, threads: int) -> Decoder:
+    return load(folder, weights).decoder(slots, threads)
 
 
 def logits_of(decoder: Decoder, ids: torch.Tensor, slot: int = 0) -> torch.Tensor:
@@ -40,7 +45,7 @@ def test_logits_are_those_of_torch_and_transformers(written: tuple[Path, Any]) -
     found = logits_of(load_decoder(folder, slots=2, threads=2), ids)
 
     with torch.inference_mode():
-        torch_logits, _ = load(folder, packed=False)(ids[None])
+        torch_logits, _ = read_model(folder)(ids[None])
         their_logits = theirs(ids[None]).logits
 
     assert (found - torch_logits[0]).abs().max() < CLOSE
@@ -88,13 +93,11 @@ def resident() -> int:
 
 
 def test_greedy_text_goes_on_as_torch_goes_on_and_sampled_text_as_well() -> None:
-    from minilab_gen.generate import generate
-
-    model, decoder = load(BASE_CHECKPOINT), load_decoder(BASE_CHECKPOINT, slots=1, threads=2)
+    model, decoder = read_model(BASE_CHECKPOINT), load_decoder(BASE_CHECKPOINT, slots=1, threads=2)
     for settings in (SamplingSettings(), SamplingSettings(temperature=0.8, top_k=40, top_p=0.95, seed=3)):
         prompt = [17, 300, 4]
         wanted = [step.token_id for step in generate(model, prompt, 60, settings)]
-        sampler = TokenSampler(settings)
+        sampler = TokenSampler(settings, 2048)
         tokens = decoder.run(prompt, [0] * 3, range(3), [2], samplers=[sampler])
         while len(tokens) < 60:
             tokens += decoder.run(tokens[-1:], [0], [len(tokens) + 2], [0], samplers=[sampler])

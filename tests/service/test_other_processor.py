@@ -1,47 +1,36 @@
-"""Which other kinds of processors a run can act, and that a limit really changes what torch uses."""
+"""Which other back ends a run tries, and that a choice really changes what is used."""
 
 from __future__ import annotations
 
-import pytest
-from other_processor import FILES, KINDS, TESTS, Kind, capability_with, describe, features, others
+import os
+import subprocess
+import sys
 
-AVX2 = frozenset({"sse4_1", "avx2"})
+from other_processor import BACKENDS, FILES, TESTS, describe, others
 
-
-def names(present: frozenset[str], capability: str, *, can_act: bool) -> list[str]:
-    return [kind.name for kind, can in others(present, capability) if can == can_act]
-
-
-def test_a_processor_with_avx512_acts_the_others() -> None:
-    present = AVX2 | {"avx512f"}
-
-    assert names(present, "AVX512", can_act=True) == ["AVX2 and no AVX-512", "torch's own kernels without AVX2"]
-    assert names(present, "AVX512", can_act=False) == []
+from minilab_gen.kernels.library import backend, backends
 
 
-def test_a_processor_without_avx512_says_that_it_cannot_act_it() -> None:
-    assert names(AVX2, "AVX2", can_act=True) == ["torch's own kernels without AVX2"]
-    assert names(AVX2, "AVX2", can_act=False) == ["AVX-512"]
+def test_every_back_end_is_used_tried_or_said_to_be_skipped() -> None:
+    assert {name for name, _ in others()} == set(BACKENDS) - {backend()}
+    assert [name for name, can_run in others() if can_run] == [name for name in BACKENDS if name in backends()[1:]]
 
 
-def test_a_processor_of_another_make_can_act_none() -> None:
-    assert names(frozenset({"asimd"}), "NO AVX", can_act=True) == []
+def test_a_choice_makes_another_process_compute_with_it() -> None:
+    program = "from minilab_gen.kernels.library import backend; print(backend())"
+    environment = {**os.environ, "MINILAB_KERNELS": "plain"}
 
+    told = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind.limits], ids=lambda kind: kind.name)
-def test_the_limits_of_a_kind_make_torch_compute_as_it_does(kind: Kind) -> None:
-    if kind.needs not in features():
-        pytest.skip(f"this processor has no {kind.needs}")
-
-    assert capability_with(kind.limits) == kind.capability
+    assert told.stdout == "plain\n"
 
 
 def test_the_files_that_are_run_again_are_there() -> None:
     assert [file for file in FILES if not (TESTS / file).exists()] == []
 
 
-def test_a_description_names_the_processor_and_what_torch_uses() -> None:
+def test_a_description_names_the_processor_and_the_kernels() -> None:
     told = describe()
 
     assert told.startswith("processor: ")
-    assert " uses " in told
+    assert f"kernels: {backend()} of " in told

@@ -17,8 +17,9 @@ from rq.serializers import JSONSerializer
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch
+from minilab_gen.protocol.jobs import fetch
 from minilab_gen.protocol.streams import read_stream, stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest, SamplingSettings
 from support.waiting import wait_until
 

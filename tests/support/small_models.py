@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import cast
 
 import torch
@@ -12,8 +10,10 @@ from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 from torch import Tensor
 
+from minilab_gen.kernels.decoder import WeightType
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.kv_cache import KVCache
 from minilab_gen.text.tokenizer import Tokenizer
 
@@ -55,7 +55,7 @@ SHAPES = {"8:1": EIGHT_TO_ONE, "3:1": THREE_TO_ONE, "1:1": ONE_TO_ONE}
 
 
 def random_model(config: ModelConfig = EIGHT_TO_ONE, *, seed: int = 0) -> MiniLabModel:
-    """A model whose weights are wide enough that its tokens vary; not yet frozen."""
+    """A torch decoder whose weights are wide enough that its tokens vary."""
     model = MiniLabModel(config)
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -65,23 +65,19 @@ def random_model(config: ModelConfig = EIGHT_TO_ONE, *, seed: int = 0) -> MiniLa
     return model
 
 
+def kernel_model(
+    config: ModelConfig = EIGHT_TO_ONE, weights: WeightType = "float32", *, seed: int = 0, threads: int = 1
+) -> KernelModel:
+    """The kernels' copy of :func:`random_model`."""
+    return KernelModel.of(random_model(config, seed=seed), weights, threads=threads)
+
+
 def tokenizer_of(vocab_size: int) -> Tokenizer:
     """A byte-level tokenizer of so many ids, up to 256: one for each of the first bytes."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())[:vocab_size]
     library = Library(models.BPE({letter: index for index, letter in enumerate(letters)}, []))
     library.decoder = decoders.ByteLevel()
     return Tokenizer(library)
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Let torch compute with this many threads, and with as many as before afterwards."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Stub:

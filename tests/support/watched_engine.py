@@ -3,26 +3,31 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from minilab_gen.engine import Chosen, Ended, Engine, Sequence
 from minilab_gen.generate import generate
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.kernels.decoder import Decoder, WeightType
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
-from support.small_models import EIGHT_TO_ONE, SHAPES, random_model
+from support.small_models import EIGHT_TO_ONE, SHAPES, kernel_model
+
+BeforeStep = Callable[[list[int]], None]
+AfterStep = Callable[[list[int], list[int]], list[int]]
 
 CONTEXT = EIGHT_TO_ONE.context_length
 HOT = SamplingSettings(temperature=1.0, seed=42)
 
 
 @cache
-def model_of(shape: str = "8:1", *, packed: bool | None = None, dtype: torch.dtype = torch.float32) -> MiniLabModel:
-    return random_model(SHAPES[shape]).to(dtype).freeze(packed=packed)
+def model_of(shape: str = "8:1", weights: WeightType = "float32") -> KernelModel:
+    return kernel_model(SHAPES[shape], weights)
 
 
 @dataclass(frozen=True)
@@ -33,7 +38,7 @@ class ReferenceAnswer:
     logits: list[Tensor]
 
 
-def alone(request: GenerationRequest, model: MiniLabModel | None = None, *, use_cache: bool = True) -> ReferenceAnswer:
+def alone(request: GenerationRequest, model: KernelModel | None = None, *, use_cache: bool = True) -> ReferenceAnswer:
     """The answer of the reference loop."""
     model = model or model_of()
     steps = list(
@@ -42,27 +47,59 @@ def alone(request: GenerationRequest, model: MiniLabModel | None = None, *, use_
     return ReferenceAnswer([step.token_id for step in steps], [step.logits for step in steps])
 
 
+class _StandInDecoder:
+    """A decoder around whose steps something is done."""
+
+    def __init__(self, decoder: Decoder, before: BeforeStep | None, after: AfterStep | None) -> None:
+        self._decoder, self._before, self._after = decoder, before, after
+        self.release = decoder.release
+
+    def run(
+        self, ids: list[int], slots: list[int], positions: list[int], output_rows: list[int], **named: Any
+    ) -> list[int]:
+        if self._before is not None:
+            self._before(ids)
+        tokens = self._decoder.run(ids, slots, positions, output_rows, **named)
+        return tokens if self._after is None else self._after(tokens, [slots[row] for row in output_rows])
+
+
+def stand_in(model: KernelModel, *, before: BeforeStep | None = None, after: AfterStep | None = None) -> KernelModel:
+    """A model that tells ``before`` the ids that a step reads, and asks ``after`` what was chosen in each slot."""
+
+    class StandIn:
+        config, threads = model.config, model.threads
+        __call__ = model.__call__
+
+        def decoder(self, slots: int, threads: int | None = None) -> Any:
+            return _StandInDecoder(model.decoder(slots, threads), before, after)
+
+    return cast(KernelModel, StandIn())
+
+
 class Watched:
     """An engine and what came out of it. Tokens must come as 1, 2, 3, ..., and nothing after the end."""
 
     def __init__(
-        self, model: MiniLabModel | None = None, max_batch: int = 4, *, model_raises: bool = False, **named: Any
+        self, model: KernelModel | None = None, max_batch: int = 4, *, kernels_refuse: bool = False, **named: Any
     ) -> None:
         self.tokens: dict[str, list[int]] = {}
         self.logits: dict[str, list[Tensor]] = {}
         self.ends: dict[str, str] = {}
         self.errors: dict[str, str | None] = {}
         self.poison: dict[str, int] = {}
-        """The logits of these become NaN at this token."""
+        """The logits of these are no numbers at this token."""
         self.started: list[str] = []
-        self.engine = Engine(model or model_of(), max_batch, on_logits=self._see, **named)
-        if not model_raises:
+        self._sequences: list[Sequence] = []
+        poisoned = stand_in(model or model_of(), after=self._poison)
+        self.engine = Engine(poisoned, max_batch, on_logits=self._see, **named)
+        if not kernels_refuse:
             self.engine._read_alone = _must_not_be_needed  # type: ignore[method-assign]
 
     def add(self, name: str, request: GenerationRequest, answered: list[int] | None = None) -> Sequence:
         sequence = Sequence(name, request, answered or ())
         self.engine.add(sequence)
         self.tokens[name], self.logits[name] = [], []
+        self._sequences.append(sequence)
         return sequence
 
     def step(self, times: int = 1) -> None:
@@ -79,8 +116,11 @@ class Watched:
 
     def _see(self, sequence: Sequence, row: Tensor) -> None:
         self.logits[sequence.name].append(row.clone())
-        if self.poison.get(sequence.name) == sequence.tokens + 1:
-            row.fill_(torch.nan)
+
+    def _poison(self, tokens: list[int], slots: list[int]) -> list[int]:
+        by_slot = {sequence.slot: sequence for sequence in self._sequences if sequence.slot is not None}
+        chosen = zip(tokens, (by_slot[slot] for slot in slots), strict=True)
+        return [-1 if self.poison.get(each.name) == each.tokens + 1 else token for token, each in chosen]
 
     def _record(self, outcome: Chosen | Ended) -> None:
         name = outcome.sequence.name
@@ -95,8 +135,8 @@ class Watched:
 
 
 def _must_not_be_needed(chunk: object) -> list[Any]:
-    """In place of what the engine does when a pass raises, which would hide that it raises without need."""
-    raise AssertionError("a model that does not raise must read all sequences together")
+    """In place of what the engine does when the kernels refuse a step, which would hide that they do without need."""
+    raise AssertionError("kernels that do not refuse must read all sequences together")
 
 
 def assert_equal(watched: Watched, name: str, expected: ReferenceAnswer) -> None:
@@ -106,7 +146,7 @@ def assert_equal(watched: Watched, name: str, expected: ReferenceAnswer) -> None
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
-def assert_equal_alone(watched: Watched, requests: dict[str, GenerationRequest], model: MiniLabModel) -> None:
+def assert_equal_alone(watched: Watched, requests: dict[str, GenerationRequest], model: KernelModel) -> None:
     for name, request in requests.items():
         assert_equal(watched, name, alone(request, model))
 

@@ -31,11 +31,14 @@ from minilab_gen.engine.sequence import Outcome
 from minilab_gen.protocol import endings, keys
 from minilab_gen.protocol.bulk_cancel import cancel_waiting
 from minilab_gen.protocol.clock import server_time
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of, view
+from minilab_gen.protocol.jobs import fetch, queue_of, view
 from minilab_gen.protocol.original_request import original_request_of
 from minilab_gen.protocol.streams import stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.workers import all_workers
 from minilab_gen.request import GenerationRequest
+
+pytestmark = pytest.mark.slow
 
 WRONG: Final = 25 * 3600
 """Seconds by which the clocks here are wrong: more than the day for which RQ believes in a job, and keeps an answer."""

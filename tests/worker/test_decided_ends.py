@@ -131,7 +131,7 @@ def test_doctor_does_not_call_it_stuck(ended: redis.Redis) -> None:
     assert "begun by workers that are gone" not in client("doctor").stdout
 
 
-def test_a_job_that_ends_while_it_is_cancelled_is_not_said_to_be_told_to_stop(
+def test_a_job_that_ends_while_it_is_cancelled_is_not_said_to_be_asked_to_stop(
     ended: redis.Redis, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def end_first(connection: redis.Redis, job_id: str) -> JobState:
@@ -145,6 +145,15 @@ def test_a_job_that_ends_while_it_is_cancelled_is_not_said_to_be_told_to_stop(
 
     told = client("cancel", "x").stdout
     assert told == f"x  was {'queued, now cancelled' if waits else 'started, ended by itself meanwhile: finished'}\n"
+
+
+def test_a_running_job_that_is_cancelled_is_said_to_be_asked_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = fake_redis(monkeypatch)
+    submit(connection, "x")
+    start(connection, "x")
+
+    assert client("cancel", "x").stdout == "x  was started, asked to stop\n"
+    assert connection.exists(keys.cancel_flag("x"))
 
 
 def test_a_cancel_again_completes_the_record_of_one_whose_canceller_was_killed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,8 +27,9 @@ from minilab_gen.generate import generate
 from minilab_gen.protocol import endings, keys, results
 from minilab_gen.protocol.connection import _checked_url
 from minilab_gen.protocol.events import EndEvent, JobState, TokenEvent, decode_entry, entry_number
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, queue_of, request_of, view
+from minilab_gen.protocol.jobs import fetch, queue_of, request_of, view
 from minilab_gen.protocol.streams import stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.tail import Cursor, tail
 from minilab_gen.request import GenerationRequest, ModelLimits
 
@@ -106,6 +107,7 @@ def put_entries(connection: redis.Redis, job_id: str, found: Sequence[tuple[int,
 # Requests, streams and records
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data)
 def test_arguments_are_a_request_or_refused(payload: bytes) -> None:

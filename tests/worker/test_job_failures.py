@@ -17,12 +17,15 @@ from minilab_gen.engine import Engine, Sequence
 from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch
+from minilab_gen.protocol.jobs import fetch
 from minilab_gen.protocol.results import result
 from minilab_gen.protocol.streams import stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.stream_decoder import StreamDecoder
 from minilab_gen.text.tokenizer import Tokenizer
+
+pytestmark = pytest.mark.slow
 
 GOOD = GenerationRequest((5, 6), max_new_tokens=20)
 BAD = GenerationRequest((9, 9, 9), max_new_tokens=20)

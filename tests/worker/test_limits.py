@@ -18,9 +18,10 @@ import minilab_gen
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import endings, jobs, keys
 from minilab_gen.protocol.events import EndEvent
-from minilab_gen.protocol.jobs import MAX_PAYLOAD_BYTES, Submission, enqueue, fetch, request_of
+from minilab_gen.protocol.jobs import MAX_PAYLOAD_BYTES, fetch, request_of
 from minilab_gen.protocol.script_cache import forget_connection
 from minilab_gen.protocol.streams import stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import (
     MAX_NEW_TOKENS,

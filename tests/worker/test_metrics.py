@@ -25,8 +25,8 @@ from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.streams import publish
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 needs_redis = pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")

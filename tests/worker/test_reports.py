@@ -16,7 +16,7 @@ from support.own_service import LIMIT, LONG, OwnService
 from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.worker_stats import WorkerStats, read_stats
 from minilab_gen.request import GenerationRequest
 

@@ -24,12 +24,14 @@ from support.waiting import wait_until
 from minilab_gen import tasks
 from minilab_gen.engine import Engine
 from minilab_gen.engine.sequence import Outcome
-from minilab_gen.models.decoder import MiniLabModel
+from minilab_gen.kernels.decoder import Decoder
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
-from minilab_gen.protocol.jobs import Submission, enqueue
 from minilab_gen.protocol.streams import publish, published_tokens, stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
+
+pytestmark = pytest.mark.slow
 
 LAYERS: Final = 96
 """Four times as many as in a chaos run: a whole answer then lasts two seconds on a machine at rest."""
@@ -172,13 +174,13 @@ def warm(server: redis.Redis, small_checkpoint: Path, monkeypatch: pytest.Monkey
 def test_the_alarm_is_heard_in_the_middle_of_a_long_step(warm: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
     """And such a step is not taken again."""
 
-    def slow_trunk(model: MiniLabModel, *arguments: Any) -> Any:
+    def slow_run(decoder: Decoder, *arguments: Any, **named: Any) -> list[int]:
         for _ in range(500):
             time.sleep(0.01)
-        return trunk(model, *arguments)
+        return run(decoder, *arguments, **named)
 
-    trunk = MiniLabModel.trunk
-    monkeypatch.setattr(MiniLabModel, "trunk", slow_trunk)
+    run = Decoder.run
+    monkeypatch.setattr(Decoder, "run", slow_run)
     hasty = enqueue(warm, WHOLE, Submission(timeout=1))
 
     run_here(warm, hasty, rings=True)

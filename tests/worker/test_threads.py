@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
-from minilab_worker import threads as module
-from minilab_worker.serving import compute_beside_the_main_thread
-from minilab_worker.threads import processors, quickest, try_threads
-from support.small_models import random_model, threads
+from minilab_worker.threads import quickest, try_threads
+from support.small_models import kernel_model
 
-
-@pytest.fixture(autouse=True)
-def as_before() -> Iterator[None]:
-    """What a test does to the number of threads ends with it."""
-    with threads(1):
-        yield
+from minilab_gen.kernels import processors as module
+from minilab_gen.kernels.processors import processors
+from minilab_gen.models.checkpoint import load
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 
 
 @pytest.fixture
@@ -48,11 +42,11 @@ def test_more_threads_are_taken_only_where_they_gain_a_tenth(seconds: dict[int, 
 
 
 @pytest.mark.parametrize(("most", "tried"), [(1, [1]), (2, [1, 2]), (6, [1, 2, 4, 6])])
-def test_a_trial_tries_up_to_the_most_and_leaves_the_best_set(most: int, tried: list[int]) -> None:
-    trial = try_threads(random_model().freeze(), rows=64, most=most)
+def test_a_trial_tries_up_to_the_most(most: int, tried: list[int]) -> None:
+    trial = try_threads(kernel_model(), rows=64, most=most)
 
     assert list(trial.seconds) == tried
-    assert trial.threads == quickest(trial.seconds) == torch.get_num_threads()
+    assert trial.threads == quickest(trial.seconds)
     assert str(trial).startswith(f"{trial.threads} of {most} threads, because a step takes ")
 
 
@@ -80,9 +74,13 @@ def test_a_quota_of_the_first_version_of_control_groups_counts(groups: Path, quo
     assert processors() == count
 
 
-def test_a_worker_may_compute_with_no_more_threads_than_its_quota(groups: Path) -> None:
+def test_a_trial_takes_no_more_threads_than_the_quota(groups: Path) -> None:
     (groups / "cpu.max").write_text("300000 100000\n")
-    torch.set_num_threads(6)
 
-    assert compute_beside_the_main_thread() == 3
-    assert torch.get_num_threads() == 1
+    assert max(try_threads(kernel_model(), rows=4).seconds) == 3
+
+
+def test_a_model_computes_with_all_processors_that_it_may_use(groups: Path) -> None:
+    (groups / "cpu.max").write_text("300000 100000\n")
+
+    assert load(BASE_CHECKPOINT).threads == 3

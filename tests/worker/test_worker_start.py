@@ -26,9 +26,11 @@ from minilab_gen.errors import CheckpointError, RedisUnavailableError, RequestEr
 from minilab_gen.models.checkpoint_folder import check_folder
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, digest, publish_card, read_card
-from minilab_gen.protocol.jobs import Submission, enqueue
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer, train_tokenizer
+
+pytestmark = pytest.mark.slow
 
 NOWHERE = "unix:///nowhere/redis.sock"
 """What a start that gets as far as Redis would wait for."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import gc
 import logging
-import os
 import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import click
 import redis
@@ -38,9 +38,25 @@ _log = logging.getLogger(__name__)
 _FAILED, _BAD_USAGE, _NO_REDIS = 1, 2, 4
 
 
-_SPIN_COUNT = "20000"
-"""Turns that OpenMP's threads wait awake between two operations: a tenth of a millisecond, which bridges the gaps of a
-step. libgomp's own 300 000 keep a core from Redis and everything else; 0 costs a system call for each operation."""
+@dataclass(frozen=True, slots=True)
+class _Options:
+    """What is asked of a worker: the options of the program, but for those of its log lines."""
+
+    model: Path
+    name: str | None
+    max_batch: int
+    kv_tokens: int | None
+    dtype: Literal["float32", "bfloat16", "int8"]
+    queues: tuple[str, ...]
+    redis_url: str | None
+    burst: bool
+    threads: int | None
+    lease: int
+    grace: float
+    metrics_port: int | None
+    metrics_host: str
+    lease_file: Path | None
+    log_text: bool
 
 
 _CONTEXT = {
@@ -68,7 +84,10 @@ _CONTEXT = {
     help="Maximum number of tokens in the KV cache, of all jobs.  [default: what half of the free memory holds]",
 )
 @click.option(
-    "--dtype", type=click.Choice(["float32", "bfloat16"]), default="float32", help="Data type of the weights."
+    "--dtype",
+    type=click.Choice(["float32", "bfloat16", "int8"]),
+    default="float32",
+    help="Data type of the weights; int8 is made at load.",
 )
 @click.option(
     "--queue",
@@ -107,27 +126,7 @@ _CONTEXT = {
     help="Show the version and exit.",
 )
 @click.pass_context
-def program(
-    context: click.Context,
-    model: Path,
-    name: str | None,
-    max_batch: int,
-    kv_tokens: int | None,
-    dtype: Literal["float32", "bfloat16"],
-    queues: tuple[str, ...],
-    redis_url: str | None,
-    burst: bool,
-    threads: int | None,
-    lease: int,
-    grace: float,
-    metrics_port: int | None,
-    metrics_host: str,
-    lease_file: Path | None,
-    log_format: LogFormat,
-    log_text: bool,
-    verbose: bool,
-    quiet: bool,
-) -> None:
+def program(context: click.Context, /, log_format: LogFormat, verbose: bool, quiet: bool, **options: Any) -> None:
     """Serve a model: run jobs from its queues, many at a time, until SIGTERM or Ctrl-C.
 
     Example: minilab-worker --max-batch 32
@@ -139,31 +138,43 @@ def program(
     logs.configure(log_format, verbose=verbose, quiet=quiet)
     # Before there is anything to finish. Process 1 of a container gets no SIGTERM for which it has not asked.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
-    os.environ.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)  # read when torch is loaded, which is next
-    name = keys.check_model_name(name or default_name(model))
-    write_name(lease_file, "")  # a health check must not find a predecessor, whose lease may outlive it
+    _load_and_serve(_Options(**options))
+
+
+def _load_and_serve(options: _Options) -> None:
+    model = options.model
+    name = keys.check_model_name(options.name or default_name(model))
+    queues = options.queues or tuple(keys.queue_names(name))
+    write_name(options.lease_file, "")  # a health check must not find a predecessor, whose lease may outlive it
     with ExitStack() as stack:
         server = None
-        if metrics_port is not None:
+        if options.metrics_port is not None:
             from minilab_worker.telemetry.metrics_server import MetricsServer  # prometheus-client, which few ask for
 
-            server = stack.enter_context(closing(MetricsServer(metrics_host, metrics_port)))
-        served_queues = queues or tuple(keys.queue_names(name))
-        _check_before_loading(model, name, served_queues, redis_url)
-        _log.info("%s: loading it and checking that it is exact here, which takes seconds on a quiet machine", model)
+            server = stack.enter_context(closing(MetricsServer(options.metrics_host, options.metrics_port)))
+        _check_before_loading(model, name, queues, options.redis_url)
+        _log.info("%s: loading it", model)
         # torch, which `minilab-worker redis` can do without
-        from minilab_worker.serving import compute_beside_the_main_thread, load_served_model
+        from minilab_worker.serving import load_served_model
         from minilab_worker.worker import Worker, WorkerSettings
 
-        most = compute_beside_the_main_thread()
-        served = load_served_model(model, name, max_batch, threads, most_threads=most, dtype=dtype, kv_tokens=kv_tokens)
-        settings = WorkerSettings(served_queues, max_batch, redis_url, burst, served.threads, lease, grace, log_text)
-        _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.verdict, served.seconds)
+        batch, dtype, kv_tokens = options.max_batch, options.dtype, options.kv_tokens
+        served = load_served_model(model, name, batch, options.threads, dtype=dtype, kv_tokens=kv_tokens)
+        _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.card.exactness, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
-        with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
+        with closing(connect(options.redis_url, wait=REDIS_LIMIT)) as connection:
             check_announced_model(connection, served.card)
+        settings = WorkerSettings(
+            queues,
+            batch,
+            options.redis_url,
+            burst=options.burst,
+            lease=options.lease,
+            grace=options.grace,
+            log_text=options.log_text,
+        )
         worker = Worker(settings, served)
-        write_name(lease_file, worker.name)
+        write_name(options.lease_file, worker.name)
         if server is not None:
             from minilab_worker.telemetry.metrics import WorkerMetrics
 

@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import redis
-import torch
 
 from minilab_gen.engine import Chosen, Engine, Outcome
 from minilab_gen.errors import RedisUnavailableError, RequestError, StreamError
@@ -71,11 +70,10 @@ class EngineLoop:
         store: JobStore,
         jobs: JobTable,
         counters: Counters,
-        threads: int | None,
     ) -> None:
         """``engine`` tells the clock of ``counters`` its phases."""
         self._engine, self._streams, self._store, self._jobs = engine, streams, store, jobs
-        self._counters, self._threads = counters, threads
+        self._counters = counters
         self.outage = RedisOutage("tokens")
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._arrived: list[JobRun] = []
@@ -105,8 +103,6 @@ class EngineLoop:
         return bool(self._arrived or self._serving or self._engine.has_work)
 
     def _main(self) -> None:
-        if self._threads:
-            torch.set_num_threads(self._threads)
         try:
             while self._obey_commands():
                 self._step()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Final
 
 _SHARE: Final = 0.5
-"""Of the memory that is free once the model is loaded: the rest is for activations, oneDNN's kernels and neighbours."""
+"""Of the memory that is free once the model is loaded: the rest is for activations and neighbours."""
 
 _CONTROL_GROUP: Final = Path("/sys/fs/cgroup")
 

@@ -6,20 +6,15 @@ can be slower than one. So a few steps are timed.
 
 from __future__ import annotations
 
-import os
 import time
 from dataclasses import dataclass
 from itertools import takewhile
-from pathlib import Path
 from statistics import median
 from typing import Final
 
-import torch
-
-from minilab_gen.models.decoder import MiniLabModel
-
-_CONTROL_GROUPS: Final = Path("/sys/fs/cgroup")
-_OWN_GROUPS: Final = Path("/proc/self/cgroup")
+from minilab_gen.kernels.decoder import Decoder
+from minilab_gen.kernels.processors import processors
+from minilab_gen.models.kernel_model import KernelModel
 
 _ROUNDS: Final = 7
 """How often each number of threads is tried, in turn, so that a neighbour's noise falls on all of them."""
@@ -41,29 +36,22 @@ class Trial:
         return f"{self.threads} of {max(self.seconds)} threads, because a step takes {tried}"
 
 
-def processors() -> int:
-    """Processors that this process may use: those of its affinity, or of its container's quota where that is less."""
-    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min([affinity, *map(int, _quotas())]))
-
-
-def try_threads(model: MiniLabModel, rows: int, most: int) -> Trial:
-    """Time steps of so many rows with 1, 2, 4, ... threads and with ``most``; the calling thread keeps what is best."""
+def try_threads(model: KernelModel, rows: int, most: int | None = None) -> Trial:
+    """Time steps of so many rows with 1, 2, 4, ... threads and with ``most``, by default all processors."""
+    most = most or processors()
     counts = [*takewhile(lambda count: count < most, (1 << power for power in range(most.bit_length()))), most]
-    ids = torch.arange(min(rows, model.config.context_length), device=model.device)[None] % model.config.vocab_size
+    decoder = model.decoder(rows, most)
     seconds: dict[int, list[float]] = {count: [] for count in counts}
     give_up = time.monotonic() + _SECONDS
-    _step_seconds(model, ids)  # kernels are made at their first use
+    _step_seconds(decoder)  # memory is touched for the first time
     for _ in range(_ROUNDS if len(counts) > 1 else 1):
         for count in counts:
-            torch.set_num_threads(count)
-            seconds[count].append(_step_seconds(model, ids))
+            decoder.use_threads(count)
+            seconds[count].append(_step_seconds(decoder))
         if time.monotonic() > give_up:
             break
     medians = {count: median(times) for count, times in seconds.items()}
-    best = quickest(medians)
-    torch.set_num_threads(best)
-    return Trial(best, medians)
+    return Trial(quickest(medians), medians)
 
 
 def quickest(seconds: dict[int, float]) -> int:
@@ -75,39 +63,10 @@ def quickest(seconds: dict[int, float]) -> int:
     return best
 
 
-def _step_seconds(model: MiniLabModel, ids: torch.Tensor) -> float:
+def _step_seconds(decoder: Decoder) -> float:
+    """How long a step takes in which each slot decodes a token."""
+    rows = range(decoder.slots)
+    ids = [row % decoder.config.vocab_size for row in rows]
     start = time.perf_counter()
-    with torch.no_grad():
-        model(ids)
+    decoder.run(ids, rows, [0] * len(rows), rows)
     return time.perf_counter() - start
-
-
-def _quotas() -> list[float]:
-    """Processors that control groups allow, this process's own groups and those around them; none without a limit."""
-    found = []
-    for group in _own_groups():
-        try:
-            if (group / "cpu.max").exists():  # version 2
-                quota, period = (group / "cpu.max").read_text().split()
-            else:
-                quota, period = ((group / f"cpu.cfs_{name}_us").read_text().strip() for name in ("quota", "period"))
-        except OSError:
-            continue
-        if quota not in ("max", "-1"):
-            found.append(int(quota) / int(period))
-    return found
-
-
-def _own_groups() -> list[Path]:
-    """Folders of the groups that may limit processors; a container sees its own as the root."""
-    try:
-        lines = _OWN_GROUPS.read_text().splitlines()
-    except OSError:
-        return []
-    groups = []
-    for _, controllers, name in (line.split(":", 2) for line in lines):
-        if not controllers or "cpu" in controllers.split(","):
-            root = _CONTROL_GROUPS / "cpu" if controllers else _CONTROL_GROUPS
-            inner = root / name.lstrip("/")
-            groups += [inner, *(parent for parent in inner.parents if parent.is_relative_to(root))]
-    return groups

@@ -76,8 +76,6 @@ class WorkerSettings:
     redis_url: str | None = None
     burst: bool = False
     """Exit when the queues are empty."""
-    threads: int | None = None
-    """How many compute; without a number, as many as the model was checked with."""
     lease: int = 15
     """Seconds after its last heartbeat at which a worker's lease expires."""
     grace: float = 25.0
@@ -88,7 +86,13 @@ class WorkerSettings:
 
 def make_engine(served: ServedModel, max_batch: int, counters: Counters) -> Engine:
     """The engine of a served model, whose phases are timed."""
-    return Engine(served.model, max_batch, kv_tokens=served.kv_tokens, on_phase=counters.clock.end_phase)
+    return Engine(
+        served.model,
+        max_batch,
+        threads=served.threads,
+        kv_tokens=served.kv_tokens,
+        on_phase=counters.clock.end_phase,
+    )
 
 
 def redis_ports(settings: WorkerSettings, served: ServedModel) -> Ports:
@@ -116,8 +120,7 @@ class Worker:
         self.counters = Counters()
         self._jobs = JobTable(settings.max_batch, self)
         self._engine = make_engine(served, settings.max_batch, self.counters)
-        threads = settings.threads or served.threads
-        self._loop = EngineLoop(self._engine, ports.streams, self._store, self._jobs, self.counters, threads)
+        self._loop = EngineLoop(self._engine, ports.streams, self._store, self._jobs, self.counters)
         self._takeover = Takeover(self._store, self._jobs, settings.lease, self.counters)
         self._recorder = Recorder(self._store, self._jobs)
         self._reporter = Reporter(self._connection, self.name, served.card, settings.max_batch)

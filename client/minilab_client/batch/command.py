@@ -81,7 +81,7 @@ def batch(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
     from minilab_client.batch.pending_jobs import PendingJobs
     from minilab_client.batch.run import answer
     from minilab_client.batch.waiting import StallNotes
-    from minilab_gen.protocol.jobs import Submission
+    from minilab_gen.protocol.submission import Submission
 
     files = BatchFiles(lines, output, errors or beside(output, "errors"))
     submission = Submission(model, None, priority, timeout, None, max_queued)

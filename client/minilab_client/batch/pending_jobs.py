@@ -16,8 +16,9 @@ import redis
 from minilab_client.batch.line import Line
 from minilab_gen.errors import DuplicateJobError, MiniLabError, QueueFullError, RequestError, UnknownJobError
 from minilab_gen.protocol.events import EndEvent, EndReason
-from minilab_gen.protocol.jobs import Submission, enqueue, fetch, request_of, states_of
+from minilab_gen.protocol.jobs import fetch, request_of, states_of
 from minilab_gen.protocol.results import Answer, answers, fingerprint_of, result
+from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
 MOST_LOSSES: Final = 3

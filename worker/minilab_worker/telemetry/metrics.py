@@ -58,7 +58,7 @@ class WorkerMetrics(Collector):
     def _about_the_worker(self) -> Iterator[Metric]:
         card = self._card
         model = {"name": card.name, "fingerprint": card.fingerprint, "exactness": card.exactness}
-        yield InfoMetricFamily("minilab_model", "The model served, with the verdict of its self-check.", model)
+        yield InfoMetricFamily("minilab_model", "The model served, and what the check of its kernels has found.", model)
         yield GaugeMetricFamily("minilab_slots", "Jobs that the worker can run at a time.", self._slots)
         yield GaugeMetricFamily("minilab_slots_used", "Slots in use.", self._worker.used)
 

@@ -1,0 +1,101 @@
+"""A check at start: the kernels compute here what they compute everywhere.
+
+A small model with made-up weights reads three sequences, in chunks and together, and draws tokens, with each type of
+weight. The hash of all its logits and tokens must be that of these numerics. It takes a few milliseconds, and finds a
+library that was compiled wrongly, a processor that is told to flush small numbers to zero, and the like.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from minilab_gen.kernels.decoder import WEIGHT_TYPES, Decoder, WeightType
+from minilab_gen.kernels.library import KernelError, backend, numerics
+from minilab_gen.kernels.sampler import TokenSampler
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.tensors import stored_tensors
+from minilab_gen.request import SamplingSettings
+
+_CONFIG: Final = ModelConfig(
+    vocab_size=83,
+    context_length=48,
+    n_layer=2,
+    n_head=6,
+    n_kv_head=2,
+    d_model=36,
+    d_hidden=52,
+    own_head_dim=12,
+    tied_embeddings=False,
+    qkv_bias=True,
+    head_norm=True,
+)
+"""No size is a multiple of 16, and every kind of tensor is there."""
+
+_STEPS: Final = (((0, 0, 1), (1, 0, 20)), ((0, 1, 2), (1, 20, 33), (2, 0, 17)), ((0, 2, 3), (1, 33, 34), (2, 17, 18)))
+"""Of each step: sequence, the first of its tokens that are read, and the first that are not."""
+
+_SETTINGS: Final = (
+    SamplingSettings(),
+    SamplingSettings(temperature=0.8, top_k=20, top_p=0.9, seed=1),
+    SamplingSettings(temperature=1.5, seed=2),
+)
+
+_HASHES: Final = {1: "d03e210948c12ee3c071422afa2c3566"}
+"""By the version of the numerics."""
+
+
+class _Ramp:
+    """Numbers that every machine makes alike: multiples of 2^-18 in an order without a pattern."""
+
+    dtype = "float32"
+
+    def __init__(self, shape: tuple[int, ...], seed: int) -> None:
+        self.shape: Sequence[int] = shape
+        count = shape[0] * (shape[1] if len(shape) > 1 else 1)
+        self._numbers = array("f", ((((i + 1) * (40_503 + 2 * seed)) % 65_521 - 32_760) / 2**18 for i in range(count)))
+
+    def data_ptr(self) -> int:
+        return self._numbers.buffer_info()[0]
+
+    def is_contiguous(self) -> bool:
+        return True
+
+
+def check_probe(threads: int = 2) -> None:
+    """Raise KernelError unless the kernels give the probe's bits on this machine."""
+    found, wanted = probe_hash(threads), _HASHES[numerics()]
+    if found != wanted:
+        raise KernelError(
+            f"the kernels must give the probe {wanted}, got {found} with {backend()}: this build or this processor "
+            "computes other bits, which no job may have; try MINILAB_KERNELS=plain"
+        )
+
+
+def probe_hash(threads: int) -> str:
+    """The hash of all logits and tokens of the probe."""
+    digest = hashlib.sha256()
+    for weights in WEIGHT_TYPES:
+        _run(weights, threads, digest.update)
+    return digest.hexdigest()[:32]
+
+
+def _run(weights: WeightType, threads: int, see: Callable[[bytes], object]) -> None:
+    decoder = Decoder(_CONFIG, weights, slots=len(_SETTINGS), threads=threads)
+    for seed, each in enumerate(stored_tensors(_CONFIG)):
+        decoder.set(each.kernel, _Ramp(each.shape, seed), each.layer)
+    samplers = [TokenSampler(settings, _CONFIG.vocab_size) for settings in _SETTINGS]
+    for step in _STEPS:
+        rows = [(sequence, at) for sequence, first, last in step for at in range(first, last)]
+        logits = array("f", bytes(4 * _CONFIG.vocab_size * len(rows)))
+        tokens = decoder.run(
+            [(7 * sequence + 5 * at) % _CONFIG.vocab_size for sequence, at in rows],
+            [sequence for sequence, _ in rows],
+            [at for _, at in rows],
+            range(len(rows)),
+            samplers=[samplers[sequence] for sequence, _ in rows],
+            logits=logits.buffer_info()[0],
+        )
+        see(logits.tobytes() + array("i", tokens).tobytes())

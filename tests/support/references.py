@@ -1,0 +1,18 @@
+"""What ``generate`` alone answers, for tests of what a service answers. It holds no test."""
+
+from __future__ import annotations
+
+from minilab_worker.serving import ServedModel
+
+from minilab_gen.generate import generate
+from minilab_gen.protocol.events import Event, TokenEvent
+from minilab_gen.request import GenerationRequest
+
+
+def reference_ids(served: ServedModel, request: GenerationRequest) -> list[int]:
+    steps = generate(served.model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids)
+    return [step.token_id for step in steps]
+
+
+def ids_of(events: list[Event]) -> list[int]:
+    return [event.token_id for event in events if isinstance(event, TokenEvent)]
