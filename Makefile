@@ -69,6 +69,7 @@ wheel: $(VENV)/.dev  ## build the wheel in dist, and test the kernels that it ca
 	@$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
 	@$(PIP) --no-deps --target dist/installed dist/minilab_gen-*.whl
 	@ls dist/*.whl
+	@PYTHONPATH=dist/installed $(BIN)/python -P -c 'import minilab_gen; assert "dist/installed" in minilab_gen.__file__'
 	@PYTHONPATH=dist/installed:tests $(BIN)/python -P -m pytest -q --import-mode=importlib tests/kernels
 
 tidy: $(VENV)/.dev  ## clang-tidy over the kernels: likely bugs, and what is slow for no reason

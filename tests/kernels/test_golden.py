@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import platform
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 
-from kernels.golden import MODELS, compile_replay, cross_toolchain, expected, hashes
+from kernels.golden import MODELS, compile_replay, cross_toolchain, expected, hashes, write_case
 from minilab_gen.kernels.build import build, library_name, toolchain
 from minilab_gen.kernels.decoder import WEIGHT_TYPES
 from minilab_gen.kernels.library import numerics
@@ -35,6 +39,24 @@ def test_the_golden_bits_are_of_these_numerics_and_all_models() -> None:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_every_back_end_gives_the_golden_bits(each_backend: str, program: Path, tmp_path: Path, threads: int) -> None:
     assert hashes(tmp_path, program, each_backend, threads) == expected()["bits"]
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="about processors of this kind")
+@pytest.mark.parametrize(("processor", "backend"), [("Nehalem", "plain"), ("Haswell", "avx2")])
+def test_an_old_processor_meets_no_instruction_that_it_lacks(
+    program: Path, tmp_path: Path, processor: str, backend: str
+) -> None:
+    emulator = shutil.which("qemu-x86_64-static") or shutil.which("qemu-x86_64")
+    if emulator is None:
+        pytest.skip("SKIPPED: qemu-user-static is not installed")
+    case, out = tmp_path / "odd.case", tmp_path / "odd.out"
+    write_case(case, "odd", "float32")
+
+    command = [emulator, "-cpu", processor, str(program), str(case), str(out), "2"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert (ended.returncode, ended.stdout.strip()) == (0, backend), ended.stderr
+    assert hashlib.sha256(out.read_bytes()).hexdigest()[:32] == expected()["bits"]["odd float32"]
 
 
 def test_arm_gives_the_golden_bits(tmp_path: Path) -> None:
