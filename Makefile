@@ -1,4 +1,5 @@
-# Every target sets up what it needs in .venv and does so again when pyproject.toml or constraints.txt changed.
+# Every target sets up what it needs in .venv and does so again when pyproject.toml, constraints.txt or the kernels'
+# sources changed.
 
 # Where the CPU build of torch for Linux is found. PyPI's brings CUDA along, gigabytes that nothing here uses. Where this
 # index cannot be reached pip says so and takes what it finds elsewhere; empty, it is not asked.
@@ -12,8 +13,15 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input install --qui
 PYTHON ?= $(shell for python in python3.11 python3; do \
 	$$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$python && break; done)
 
+# The compiled kernels and what they are made of.
+LIBRARY := minilab_gen/kernels/libminilab_kernels.$(if $(filter Darwin,$(shell uname)),dylib,so)
+KERNELS := hatch_build.py minilab_gen/kernels/build.py $(wildcard minilab_gen/kernels/source/*)
+
 # What `make test` hands to pytest, for instance ARGS="-k stream".
 ARGS ?=
+
+# What `make check` runs the tests with: `test`, or `coverage`, which measures, too, and takes about half as long again.
+TESTS ?= test
 
 # How many runs `make chaos` makes, half a minute each.
 SEEDS ?= 20
@@ -23,19 +31,25 @@ COMPOSE ?=
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help demo test bench chaos compose-test interop other-processor pictures check format lint types contracts kernels golden setup
+.PHONY: help demo test quick coverage bench chaos compose-test interop other-processor pictures check format lint types contracts kernels wheel tidy sanitize golden setup
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.worker  ## watch a sentence grow token by token; leaves nothing running
+demo: $(LIBRARY)  ## watch a sentence grow token by token; leaves nothing running
 	@$(BIN)/minilab-worker demo
 
 test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
 	@$(BIN)/python -m pytest $(ARGS)
 
+quick: $(VENV)/.dev  ## run the tests that are quick, in about a minute: most of them, with all modules
+	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
+
+coverage: $(VENV)/.dev  ## run the tests and measure the branches of our packages that they take; the floor is in pyproject.toml
+	@$(BIN)/python -m pytest --cov $(ARGS)
+
 # Sizes that fit in five minutes on two quiet cores; each program alone measures longer, see its --help.
-bench: $(VENV)/.worker  ## measure exactness, speed and where the time goes; peers, too, where they are installed
+bench: $(LIBRARY)  ## measure exactness, speed and where the time goes; peers, too, where they are installed
 	@$(BIN)/python benchmarks/exactness.py --jobs 1000
 	@$(BIN)/python benchmarks/throughput.py --rounds 3
 	@$(BIN)/python benchmarks/overhead.py
@@ -47,8 +61,21 @@ chaos: $(VENV)/.dev  ## kill, pause and cut off everything around a service unde
 compose-test: $(VENV)/.dev  ## build the containers and do the same to them, where there is Docker (COMPOSE=docker-compose)
 	@PYTHONPATH=tests COMPOSE='$(COMPOSE)' $(BIN)/python -m containers
 
-kernels: $(VENV)/.worker  ## compile the kernels anew where their sources changed
+kernels: $(VENV)/.worker  ## compile the kernels anew where their sources changed; warnings are errors
 	@$(BIN)/python -m minilab_gen.kernels.build --strict
+
+wheel: $(VENV)/.dev  ## build the wheel in dist, and test the kernels that it carries
+	@rm -rf dist
+	@$(BIN)/python -m pip --disable-pip-version-check wheel --quiet --no-deps --wheel-dir dist .
+	@$(PIP) --no-deps --target dist/installed dist/minilab_gen-*.whl
+	@ls dist/*.whl
+	@PYTHONPATH=dist/installed:tests $(BIN)/python -P -m pytest -q --import-mode=importlib tests/kernels
+
+tidy: $(VENV)/.dev  ## clang-tidy over the kernels: likely bugs, and what is slow for no reason
+	@PYTHONPATH=tests $(BIN)/python -m kernels.tidy
+
+sanitize: $(VENV)/.dev  ## run the kernels as the compiler's sanitizers watch for bad addresses, undefined behaviour and races
+	@PYTHONPATH=tests $(BIN)/python -m kernels.sanitize
 
 golden: $(VENV)/.dev  ## compare every build with the golden bits, aarch64 under qemu, too
 	@PYTHONPATH=tests $(BIN)/python -m kernels.golden --cross
@@ -59,10 +86,10 @@ interop: $(VENV)/.dev  ## look at a service with rq info, rq-dashboard, rq-expor
 other-processor: $(VENV)/.dev  ## run the tests of exactness again, limited to the instructions of other processors
 	@PYTHONPATH=tests $(BIN)/python -m other_processor $(ARGS)
 
-pictures: $(VENV)/.worker  ## make docs/session.svg and docs/watch.svg again, of real runs
+pictures: $(LIBRARY)  ## make docs/session.svg and docs/watch.svg again, of real runs
 	@$(BIN)/python docs/pictures.py
 
-check: format lint types contracts test  ## everything that must hold before a commit: format, lint, types, contracts, tests
+check: format lint types contracts tidy $(TESTS)  ## everything that must hold before a commit: format, lint, types, contracts, clang-tidy, tests
 
 format: $(VENV)/.dev  ## is the code formatted?
 	@$(BIN)/ruff format --check
@@ -87,12 +114,19 @@ $(VENV)/.made:
 # The demo needs only the worker, so a first look does not wait for the tools of the trade.
 $(VENV)/.worker: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing the worker into $(VENV): torch is most of it, a minute or two when pip's cache is warm"
+	@$(BIN)/python minilab_gen/kernels/build.py --announce
 	@test "$$(uname)" != Linux || test -z '$(TORCH_INDEX_URL)' || \
 		$(PIP) --no-deps --extra-index-url '$(TORCH_INDEX_URL)' torch
 	@$(PIP) -e '.[worker]'
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.worker
+# By pip and not by a compiler's command: where there is none, pip brings one along for as long as the build takes.
+$(LIBRARY): $(KERNELS) | $(VENV)/.worker
+	@test -e $@ && test -z "$$(find $(KERNELS) -newer $@)" || { \
+		$(BIN)/python minilab_gen/kernels/build.py --announce && $(PIP) --no-deps -e .; }
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.worker | $(LIBRARY)
 	@echo "Installing what the checks need into $(VENV)"
 	@$(PIP) -e '.[worker,train,dev]'
 	@touch $@

@@ -24,8 +24,20 @@ from minilab_gen.text.tokenizer import get_tokenizer
 
 pytest_plugins = ["support.private_server", "support.redis_users", "support.run_guard", "support.tail_readers"]
 
+SLOW_FIXTURES = frozenset(
+    {"burst", "demonstration", "minilab_worker", "own_service", "slow_checkpoint", "start_worker", "two_models"}
+)
+"""Fixtures that start workers, in processes or in threads: whatever test uses one, directly or not, is slow."""
+
 SMALL = ModelConfig(vocab_size=2048, context_length=64, n_layer=2, n_head=8, n_kv_head=1, d_model=64, d_hidden=64)
 """A model with the base model's vocabulary that answers in a fraction of a millisecond."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests as slow for what they use, so that a new test of that kind need not be remembered."""
+    for item in items:
+        if isinstance(item, pytest.Function) and SLOW_FIXTURES.intersection(item.fixturenames):
+            item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session", autouse=True)

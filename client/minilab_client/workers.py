@@ -26,7 +26,7 @@ def workers(settings: ClientSettings, as_json: bool) -> None:
     """List the workers: slots in use, tokens a second, when they were last heard of, and what their check found.
 
     One with an expired lease is shown as gone until RQ's record of it expires. SEEN is when it was last heard of, EXACT
-    whether its check at start found that it computes exactly. A terminal that is too narrow gets shorter names; --json has
+    whether its check at start found the bits that must be. A terminal that is too narrow gets shorter names; --json has
     all of it, and the queues, host, process and verdict of each worker.
     """
     from minilab_gen.protocol.workers import all_workers

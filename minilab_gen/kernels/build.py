@@ -44,7 +44,8 @@ BACKENDS: dict[str, dict[str, list[str]]] = {
         "AVX2": ["-mavx2", "-mfma"],
         "AVX512": [
             *("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx2", "-mfma"),
-            *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # gcc 12 warns about its own headers
+            *("-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # gcc 12 warns about its own headers,
+            "-Wno-unknown-warning-option",  # and clang that it knows no such warning
         ],
     },
     "aarch64": {"PLAIN": [], "NEON": []},
@@ -92,26 +93,35 @@ def toolchain() -> Toolchain:
         as_needed = [] if sys.platform == "darwin" else ["-Wl,--as-needed"]
         return Toolchain(tuple(command), (*command, *as_needed), machine)
     if importlib.util.find_spec("ziglang"):
-        zig = (sys.executable, "-m", "ziglang")
-        return Toolchain((*zig, "c++"), (*zig, "cc"), machine)  # cc links no C++ library, so that none is built first
+        zig, baseline = (sys.executable, "-m", "ziglang"), "-mcpu=baseline"  # else it compiles for this processor alone
+        # Nothing but the C library: to compile those of C++ and of the sanitizers first would take most of the time.
+        return Toolchain((*zig, "c++", baseline), (*zig, "cc", baseline, "-s", "-nostdlib", "-lc"), machine)
     raise BuildError(
         "the kernels need a C++17 compiler and none was found; install g++ or clang++, or say `pip install ziglang`"
     )
 
 
 def build(
-    target: Path | None = None, tools: Toolchain | None = None, extra: tuple[str, ...] = (), *, strict: bool = False
+    target: Path | None = None,
+    tools: Toolchain | None = None,
+    extra: tuple[str, ...] = (),
+    *,
+    of_backends: tuple[str, ...] = (),
+    strict: bool = False,
 ) -> Path:
-    """Compile the library to ``target`` unless what is there was made of the same; its path. Raises BuildError."""
+    """Compile the library to ``target`` unless what is there was made of the same; its path. Raises BuildError.
+
+    ``extra`` flags are for compiling and linking; those ``of_backends`` follow when a back end is compiled.
+    """
     target = target or HERE / library_name()
     tools = tools or toolchain()
-    identity = _identity(tools, extra)
+    identity = _identity(tools, (*extra, *of_backends))
     if target.exists() and identity.encode() in target.read_bytes():
         return target
     warnings = WARNINGS if strict else []
     with tempfile.TemporaryDirectory() as folder:
         objects, commands = [], []
-        for name, source, flags in _units(tools.machine, identity):
+        for name, source, flags in _units(tools.machine, identity, of_backends):
             objects.append(str(Path(folder) / f"{name}.o"))
             commands.append(
                 [*tools.compile, *FLAGS, *warnings, *extra, *flags, "-c", str(SOURCE / source), "-o", objects[-1]]
@@ -127,10 +137,10 @@ def build(
     return target
 
 
-def _units(machine: str, identity: str) -> list[tuple[str, str, list[str]]]:
+def _units(machine: str, identity: str, of_backends: tuple[str, ...]) -> list[tuple[str, str, list[str]]]:
     """Name, source file and flags of each object."""
     backends = BACKENDS.get(machine, {"PLAIN": []})
-    units = [(name, "backend.cpp", [f"-DMLK_BACKEND_{name}", *flags]) for name, flags in backends.items()]
+    units = [(name, "backend.cpp", [f"-DMLK_BACKEND_{name}", *flags, *of_backends]) for name, flags in backends.items()]
     return units + [(name, f"{name}.cpp", [f"-DMLK_BUILD={identity}"]) for name in OTHERS]
 
 
@@ -140,7 +150,8 @@ def _identity(tools: Toolchain, extra: tuple[str, ...]) -> str:
     for file in sorted(SOURCE.iterdir()):
         digest.update(file.name.encode() + b"\0" + file.read_bytes())
     version = subprocess.run([*tools.compile, "--version"], capture_output=True, check=False).stdout
-    digest.update(repr((FLAGS, BACKENDS, tools.compile, tools.link, tools.machine, extra, version)).encode())
+    commands = [part for part in (*tools.compile, *tools.link) if part != sys.executable]  # pip's lives in a new folder
+    digest.update(repr((FLAGS, BACKENDS, commands, tools.machine, extra, version)).encode())
     return "b" + digest.hexdigest()[:24]
 
 
@@ -152,11 +163,22 @@ def _run(command: list[str]) -> None:
         print(ended.stdout, file=sys.stderr)
 
 
+def announcement() -> str:
+    """What an installation is about to do, for who waits for it."""
+    if command := _system_compiler():
+        return f"Compiling the kernels with {shlex.join(command)}: up to a minute"
+    return "Compiling the kernels with ziglang from PyPI, since no C++ compiler was found: 100 MB and a minute or two"
+
+
 def main() -> None:
     """Build, and say where."""
     parser = argparse.ArgumentParser(description="Compile the kernels.")
     parser.add_argument("--strict", action="store_true", help="warnings are errors")
+    parser.add_argument("--announce", action="store_true", help="only say how an installation builds them")
     told = parser.parse_args()
+    if told.announce:
+        print(announcement())
+        return
     try:
         print(build(strict=told.strict))
     except BuildError as error:

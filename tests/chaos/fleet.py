@@ -25,10 +25,15 @@ END_LIMIT: Final = 60.0
 """Seconds for a worker to leave after SIGTERM, its grace time included."""
 
 
+SLOW_KERNELS: Final = "plain"
+"""Twenty times as slow as the fastest, so that things happen in the middle of a job, and with the same bits: what these
+workers answer is compared with what the fastest kernels give."""
+
+
 class WorkerProcess:
     """``minilab-worker`` as an operating system sees it."""
 
-    def __init__(self, checkpoint: Path, url: str, log: Path, *options: str) -> None:
+    def __init__(self, checkpoint: Path, url: str, log: Path, *options: str, kernels: str = SLOW_KERNELS) -> None:
         command = [sys.executable, "-m", "minilab_worker.cli", "--redis-url", url]
         command += ["--model", str(checkpoint), "--name", keys.DEFAULT_MODEL]
         settings = ["--lease", str(LEASE), "--max-batch", "8", "--threads", "1", "--verbose"]
@@ -42,7 +47,7 @@ class WorkerProcess:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"},
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MINILAB_KERNELS": kernels},
             )
 
     @property
@@ -104,15 +109,15 @@ class Fleet:
             if worker.exit_code is None:
                 worker.kill()
 
-    def start(self, *options: str) -> WorkerProcess:
+    def start(self, *options: str, kernels: str = SLOW_KERNELS) -> WorkerProcess:
         """One more, which is not yet ready."""
         log = self._folder / f"worker-{len(self.workers)}.log"
-        self.workers.append(WorkerProcess(self._checkpoint, self._url, log, *options))
+        self.workers.append(WorkerProcess(self._checkpoint, self._url, log, *options, kernels=kernels))
         return self.workers[-1]
 
-    def start_and_wait(self, *options: str) -> WorkerProcess:
+    def start_and_wait(self, *options: str, kernels: str = SLOW_KERNELS) -> WorkerProcess:
         """One more, ready to serve."""
-        worker = self.start(*options)
+        worker = self.start(*options, kernels=kernels)
         self.wait_until_serving(worker)
         return worker
 

@@ -26,7 +26,10 @@ from support.waiting import wait_until
 from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.request import GenerationRequest
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
+]
 
 TEXTS = ("Phileas Fogg", "Le Nautilus", "à bord", "Passepartout")
 

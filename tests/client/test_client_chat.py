@@ -27,6 +27,8 @@ from minilab_gen.protocol.results import result
 from minilab_gen.text.chat import ChatFormat, Conversation
 from minilab_gen.text.tokenizer import get_tokenizer
 
+pytestmark = pytest.mark.slow
+
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}assistant:"
 FORMAT = ChatFormat(TEMPLATE)
 PROMPT = "\n> "

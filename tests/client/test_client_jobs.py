@@ -220,13 +220,13 @@ def test_a_registry_of_many_names_of_expired_jobs_hides_no_other(connection: red
     assert ids() == ["x"]
 
 
-def test_of_100_000_jobs_only_the_newest_are_read(server: redis.Redis) -> None:
-    many(server, 100_000, "rq:queue:minilab.base", "queued")
+def test_of_20_000_jobs_only_the_newest_are_read(server: redis.Redis) -> None:
+    many(server, 20_000, "rq:queue:minilab.base", "queued")
     server.config_resetstat()
 
     newest = ids("--limit", "5")
 
-    assert newest == ["j99999", "j99998", "j99997", "j99996", "j99995"]
+    assert newest == ["j19999", "j19998", "j19997", "j19996", "j19995"]
     stats: Any = server.info("commandstats")
     assert stats["cmdstat_hget"]["calls"] < 5 * PAGE
     assert "cmdstat_hgetall" not in stats

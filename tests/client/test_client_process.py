@@ -20,7 +20,10 @@ from support.own_process import own_process
 from support.waiting import LIMIT, wait_until
 
 SERVER = shutil.which("redis-server") or shutil.which("valkey-server")
-pytestmark = pytest.mark.skipif(SERVER is None, reason="needs redis-server or valkey-server on the PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(SERVER is None, reason="needs redis-server or valkey-server on the PATH"),
+]
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from support.client_process import environment
 
 from minilab_gen.startup import Loading
 
+pytestmark = pytest.mark.slow
+
 HEAVY = {"rq", "redis", "rich", "tokenizers", "jinja2", "asyncio"}
 """Libraries of which each takes as long as all that ``--version`` needs."""
 

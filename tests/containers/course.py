@@ -14,7 +14,7 @@ from chaos.checkpoint import references, write_slow_checkpoint
 from chaos.load import request_pool
 from support.waiting import wait_until
 
-from containers.engine import Container, attempt, exit_codes, image_size
+from containers.engine import Container, attempt, exit_codes, image_size, run
 from containers.jobs import LIMIT, Jobs
 from containers.project import ROOT, Project
 from minilab_gen.models.checkpoint import read_stop_ids
@@ -69,7 +69,8 @@ class Course:
         began = time.monotonic()
         self._project.run("up", "--no-start", "--build")  # which builds what `up -d --build` builds: the client, too
         self._say(f"{time.monotonic() - began:.0f} s to build")
-        (base,) = re.findall(r"^FROM (\S+)", (ROOT / "client" / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+        dockerfile = (ROOT / "client" / "Dockerfile").read_text(encoding="utf-8")
+        (base,) = set(re.findall(r"^FROM (\S+)", dockerfile, re.MULTILINE))  # of both stages
         images = {service: self._project.image(service) for service in ("client", "worker")}
         above = {service: image_size(image) - image_size(base) for service, image in images.items()}
         sizes = ", ".join(f"{service} {size / 1e6:.0f} MB" for service, size in above.items())
@@ -77,6 +78,15 @@ class Course:
         assert above["client"] <= MOST_CLIENT_BYTES, f"the client's must be at most {MOST_CLIENT_BYTES / 1e6:.0f} MB"
         python = ["docker", "run", "--rm", "--entrypoint", "python", images["client"]]
         assert "No module named 'torch'" in attempt([*python, "-c", "import torch"]).stderr
+        for image in images.values():
+            self._check_compiled(["docker", "run", "--rm", "--entrypoint", "python", image])
+
+    def _check_compiled(self, python: list[str]) -> None:
+        loads = "from minilab_gen.kernels.library import backend; print(backend())"
+        assert run([*python, "-c", loads]).strip() in ("avx512", "avx2", "neon", "plain")
+        looks = "import shutil; print([name for name in ('cc', 'c++', 'g++', 'clang', 'zig') if shutil.which(name)])"
+        assert run([*python, "-c", looks]).strip() == "[]", "a compiler is for the stage that builds"
+        assert "No module named" in attempt([*python, "-m", "ziglang"]).stderr
 
     def _start_workers_before_redis(self) -> None:
         (worker,) = self._workers()

@@ -18,6 +18,8 @@ import minilab_gen
 from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.protocol.connection import connect
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Server]:

@@ -19,7 +19,10 @@ from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.protocol.connection import connect
 from minilab_gen.request import GenerationRequest
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
+]
 
 
 @pytest.fixture

@@ -32,6 +32,7 @@ def _knows_tls() -> bool:
 
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make certificates with"),
     pytest.mark.skipif(not _knows_tls(), reason="needs a redis-server that was built with TLS"),
 ]

@@ -24,6 +24,8 @@ from minilab_gen.train import main, train
 from minilab_gen.training.corpus import Corpus, read_corpus, token_row
 from minilab_gen.training.trainer import Trainer, TrainSettings
 
+pytestmark = pytest.mark.slow
+
 BOOK = "\n\n".join(
     f"Chapitre {number}\nPhileas Fogg avait parié {number * 1000} livres.\nPassepartout le suivit à la gare {number}."
     for number in range(1, 9)

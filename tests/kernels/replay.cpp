@@ -2,6 +2,7 @@
 // program for every processor, so that another machine's bits can be compared without Python there.
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 
 #include "minilab_kernels.h"
 
@@ -51,9 +52,11 @@ int main(int count, char** arguments) {
     for (int32_t n = number<int32_t>(); n--;) {
         mlk_step step = {};
         step.rows = step.outputs = number<int32_t>();
-        step.ids = static_cast<int32_t*>(block(step.rows * 4));
-        step.slots = static_cast<int32_t*>(block(step.rows * 4));
-        step.positions = static_cast<int32_t*>(block(step.rows * 4));
+        void* columns[3];  // ids, slots, positions
+        for (void*& column : columns) column = block(step.rows * 4);
+        step.ids = static_cast<int32_t*>(columns[0]);
+        step.slots = static_cast<int32_t*>(columns[1]);
+        step.positions = static_cast<int32_t*>(columns[2]);
         int32_t* rows = static_cast<int32_t*>(malloc(step.rows * 4));
         mlk_sampler** samplers = static_cast<mlk_sampler**>(malloc(step.rows * sizeof(mlk_sampler*)));
         for (int r = 0; r < step.rows; r++) {
@@ -66,6 +69,10 @@ int main(int count, char** arguments) {
         check(mlk_run(model, &step));
         fwrite(step.logits, 4, static_cast<size_t>(step.rows) * shape.vocab, output);
         fwrite(step.tokens, 4, step.rows, output);
+        for (int r = 0; r < step.rows; r++) mlk_sampler_destroy(samplers[r]);
+        for (void* used : {columns[0], columns[1], columns[2], static_cast<void*>(rows), static_cast<void*>(samplers),
+                           static_cast<void*>(step.logits), static_cast<void*>(step.tokens)})
+            free(used);
     }
     mlk_destroy(model);
     fclose(output);

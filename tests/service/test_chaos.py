@@ -14,6 +14,7 @@ from chaos.server import BINARY
 from minilab_gen.request import GenerationRequest
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
     # Seconds: its own limits, of workers that start and of jobs that settle, come first and say more.
     pytest.mark.timeout(900),

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ast
+import os
+import re
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from minilab_gen.kernels.build import library_name
+from minilab_gen.kernels.build import SOURCE, library_name
 
 ROOT = Path(__file__).parent.parent.parent
 PACKAGES = [ROOT / "minilab_gen", ROOT / "worker" / "minilab_worker", ROOT / "client" / "minilab_client"]
@@ -21,7 +24,7 @@ LARGEST_BASE_MODEL = 20_000_000
 """Bytes: the most that the shipped model may add to an installation."""
 
 
-def run_python(*arguments: str) -> str:
+def run_python(*arguments: str, **environment: str) -> str:
     """Run this interpreter from the project's folder; what it printed, once it ended well."""
     ended = subprocess.run(
         [sys.executable, *arguments],
@@ -29,6 +32,7 @@ def run_python(*arguments: str) -> str:
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
+        env=os.environ | environment,
         text=True,
         timeout=120,
         check=False,
@@ -106,6 +110,32 @@ def test_the_wheel_carries_the_compiled_kernels_and_says_for_which_platform(whee
     assert "Root-Is-Purelib: false" in tag
     assert "Tag: py3-none-" in tag
     assert "py3-none-any" not in tag
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's versions are in the tags of Linux only")
+def test_the_wheel_asks_for_no_older_glibc_than_the_kernels_do(wheel: zipfile.Path) -> None:
+    library = (wheel / "minilab_gen" / "kernels" / library_name()).read_bytes()
+    versions = [int(minor) for minor in re.findall(rb"GLIBC_2\.(\d+)", library)]
+
+    assert f"-py3-none-manylinux_2_{max(versions)}_" in str(wheel.root.filename)
+
+
+def test_the_source_distribution_carries_the_kernels_sources_and_no_compiled_ones(tmp_path: Path) -> None:
+    run_python("-m", "hatchling", "build", "--target", "sdist", "--directory", str(tmp_path))
+    (file,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(file) as archive:
+        names = {name.split("/", 1)[-1] for name in archive.getnames()}
+
+    sources = {str(source.relative_to(ROOT)) for source in SOURCE.iterdir()}
+    assert {"hatch_build.py", *sources} <= names
+    assert f"minilab_gen/kernels/{library_name()}" not in names
+
+
+def test_a_build_asks_for_a_compiler_from_the_index_only_where_the_system_has_none() -> None:
+    code = "from hatchling.build import get_requires_for_build_wheel as ask; print(ask())"
+
+    assert "ziglang" in run_python("-c", code, PATH="/nonexistent", CXX="")
+    assert "ziglang" not in run_python("-c", code, CXX=sys.executable)
 
 
 @pytest.mark.parametrize("file", ["config.json", "model.safetensors", "tokenizer.json"])

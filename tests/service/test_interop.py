@@ -11,6 +11,8 @@ import pytest
 from interop.commands import documented
 from interop.environments import NotInstalledError, program
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_tool_that_cannot_be_installed_is_named_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

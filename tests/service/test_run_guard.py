@@ -13,7 +13,10 @@ from chaos.server import BINARY, Server
 from support.own_process import own_process
 from support.waiting import LIMIT, wait_until
 
-pytestmark = pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in Linux's /proc")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="processes are found in Linux's /proc"),
+]
 
 ROOT = Path(__file__).parent.parent.parent
 IMPORTS = "import os, subprocess, sys, tempfile, time\nfrom pathlib import Path\n"

@@ -120,3 +120,19 @@ def diagnosis(*arguments: str) -> tuple[int, dict[str, list[dict[str, str]]]]:
     for finding in json.loads(result.stdout):
         found.setdefault(finding["check"], []).append(finding)
     return result.exit_code, found
+
+
+def finding(check: str) -> dict[str, str]:
+    """The one finding of a check."""
+    (found,) = diagnosis()[1][check]
+    return found
+
+
+def refusal(*arguments: str, stdin: str | bytes | None = None, **variables: str) -> str:
+    """The one line on stderr for a refused submission."""
+    result = client("submit", *arguments, stdin=stdin, **variables)
+    assert result.exit_code == 2, result.output
+    assert result.stdout == ""
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("error: ")
+    return line

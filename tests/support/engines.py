@@ -31,6 +31,13 @@ def slow_engine(served: ServedModel, max_batch: int, counters: Counters) -> Slow
     return SlowEngine(served.model, max_batch, kv_tokens=served.kv_tokens, on_phase=counters.clock.end_phase)
 
 
+def slower_engine(served: ServedModel, max_batch: int, counters: Counters) -> Engine:
+    """A job of 60 tokens outlives a timeout of a second."""
+    engine = slow_engine(served, max_batch, counters)
+    engine.pause = 0.03
+    return engine
+
+
 def very_slow_engine(served: ServedModel, max_batch: int, counters: Counters) -> Engine:
     """A job of 60 tokens outlives several renewals of a short lease."""
     engine = slow_engine(served, max_batch, counters)

@@ -38,6 +38,8 @@ from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.workers import all_workers
 from minilab_gen.request import GenerationRequest
 
+pytestmark = pytest.mark.slow
+
 WRONG: Final = 25 * 3600
 """Seconds by which the clocks here are wrong: more than the day for which RQ believes in a job, and keeps an answer."""
 

@@ -14,6 +14,8 @@ from typing import Self
 import pytest
 from support.waiting import wait_until
 
+pytestmark = pytest.mark.slow
+
 LIMIT = 300.0
 """Seconds for a worker to load and check its model on a machine that is loaded."""
 

@@ -11,7 +11,10 @@ from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
+]
 
 
 def all_run(service: OwnService, job_ids: list[str]) -> bool:

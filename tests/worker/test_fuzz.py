@@ -107,6 +107,7 @@ def put_entries(connection: redis.Redis, job_id: str, found: Sequence[tuple[int,
 # Requests, streams and records
 
 
+@pytest.mark.slow
 @FUZZ
 @given(data)
 def test_arguments_are_a_request_or_refused(payload: bytes) -> None:

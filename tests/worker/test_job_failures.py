@@ -25,6 +25,8 @@ from minilab_gen.request import GenerationRequest
 from minilab_gen.text.stream_decoder import StreamDecoder
 from minilab_gen.text.tokenizer import Tokenizer
 
+pytestmark = pytest.mark.slow
+
 GOOD = GenerationRequest((5, 6), max_new_tokens=20)
 BAD = GenerationRequest((9, 9, 9), max_new_tokens=20)
 

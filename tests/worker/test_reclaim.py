@@ -1,32 +1,26 @@
-"""What a worker makes of strange records and lost answers, in this process: no job is lost, or run or ended twice."""
+"""What a worker makes of strange records, in this process: no job is lost, or run or ended twice."""
 
 from __future__ import annotations
 
-import random
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 import redis
-from chaos.proxy import Proxy
-from minilab_worker import job_store, outage
-from minilab_worker.job_store import StartedJob
-from minilab_worker.rq.completions import Completions
-from minilab_worker.rq.started_jobs import StartedJobs
 from minilab_worker.serving import ServedModel
-from minilab_worker.worker import Worker, WorkerSettings
-from rq import Callback, Queue
-from rq.job import Job
-from rq.serializers import JSONSerializer
+from rq import Callback
 from rq.webhook import Webhook
-from support.engines import broken_engine, slow_engine
+from support.reclaimed_jobs import (
+    JOB,
+    StartWorker,
+    assert_answered_once,
+    only_started,
+    queue_of,
+    started_jobs,
+    status,
+    workers_in_threads,
+)
 from support.waiting import wait_until
 
-from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
@@ -37,106 +31,13 @@ from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest
 
-JOB = GenerationRequest((5, 6), max_new_tokens=60)
-LEASE = 3
-StartWorker = Callable[..., Worker]
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
-def start(server: redis.Redis, served: ServedModel, proxy: Proxy) -> Iterator[StartWorker]:
-    """Start workers in threads, their steps some milliseconds long; all are stopped before proxy and server."""
-    with ExitStack() as stack:
-
-        def start(url: str | None = None, served: ServedModel = served) -> Worker:
-            queues = tuple(keys.queue_names(keys.DEFAULT_MODEL))
-            worker = Worker(WorkerSettings(queues, 4, redis_url=url, lease=LEASE), served, slow_engine)
-            thread = threading.Thread(target=worker.serve)
-            thread.start()
-            stack.callback(thread.join)
-            stack.callback(worker.stop)
-            return worker
-
+def start(server: redis.Redis, served: ServedModel) -> Iterator[StartWorker]:
+    with workers_in_threads(served) as start:
         yield start
-
-
-@pytest.fixture
-def proxy(server: redis.Redis, server_url: str) -> Iterator[Proxy]:
-    """A way to the server on which answers get lost."""
-    with TemporaryDirectory(prefix="ml-") as folder:
-        socket = Path(server_url.removeprefix("unix://").partition("?")[0])
-        with Proxy(Path(folder, "s"), socket, random.Random(1)) as proxy:
-            yield proxy
-
-
-def queue_of(connection: redis.Redis) -> Queue:
-    return Queue(keys.queue_name(keys.DEFAULT_MODEL), connection=connection, serializer=JSONSerializer)
-
-
-def status(connection: redis.Redis, job_id: str) -> str:
-    return str(fetch(connection, job_id).get_status().value)
-
-
-def results(connection: redis.Redis, job_id: str) -> int:
-    return len(Job.fetch(job_id, connection, serializer=JSONSerializer).results())
-
-
-def started_jobs(connection: redis.Redis) -> StartedJobs:
-    return StartedJobs(connection, [queue_of(connection)])
-
-
-def only_started(connection: redis.Redis) -> StartedJob:
-    (job,) = started_jobs(connection).all()
-    return job
-
-
-def assert_answered_once(connection: redis.Redis, served: ServedModel, job_id: str) -> None:
-    assert_answered_of(connection, served, job_id)
-    wait_until(lambda: not connection.keys("rq:execution*"))
-    queue = queue_of(connection)
-    assert not connection.exists(queue.key, queue.intermediate_queue_key, queue.started_job_registry.key)
-
-
-def assert_answered_of(connection: redis.Redis, served: ServedModel, job_id: str) -> None:
-    wait_until(lambda: status(connection, job_id) == "finished")
-    tokens, end = published_tokens(connection, job_id)
-    assert [token.token_id for token in tokens] == [step.token_id for step in generate(served.model, JOB.prompt, 60)]
-    assert end is not None
-    assert end.succeeded
-    assert results(connection, job_id) == 1
-
-
-@pytest.mark.parametrize(
-    "words",
-    [b"rq:queue:minilab.base:intermediate", b"\r\nnext\r\n", b"\r\nend\r\n", b"\r\nfinished\r\n"],
-    ids=["claim", "token", "end", "record"],
-)
-def test_an_answer_that_gets_lost_changes_nothing(
-    server: redis.Redis, served: ServedModel, start: StartWorker, proxy: Proxy, words: bytes
-) -> None:
-    job_id = enqueue(server, JOB, Submission())
-    proxy.lose_the_answer_to(words)
-
-    worker = start(proxy.url)
-
-    assert_answered_once(server, served, job_id)
-    assert proxy.is_sprung
-    wait_until(lambda: worker.done >= 1)
-    counted = server.hget(f"rq:worker:{worker.name}", "successful_job_count")
-    assert counted == b"1"
-
-
-def test_a_lost_answer_to_the_record_of_a_failure_does_not_record_it_twice(
-    server: redis.Redis, start: StartWorker, proxy: Proxy
-) -> None:
-    start(proxy.url)
-    proxy.lose_the_answer_to(b"\r\nfailed\r\n")
-
-    job_id = queue_of(server).enqueue_call(keys.TASK, args=({"prompt": []},)).id
-
-    wait_until(lambda: status(server, job_id) == "failed")
-    wait_until(lambda: not server.keys("rq:execution*"))
-    assert proxy.is_sprung
-    assert results(server, job_id) == 1
 
 
 def test_an_id_that_is_queued_twice_runs_once(server: redis.Redis, served: ServedModel, start: StartWorker) -> None:
@@ -322,86 +223,6 @@ marks: list[object] = []
 def leave_a_mark(*arguments: object) -> None:
     """What a job brings along that means harm."""
     marks.append(arguments)
-
-
-def with_fingerprint(served: ServedModel, fingerprint: str) -> ServedModel:
-    """The same model, as a machine that rounds differently would announce it."""
-    return replace(served, card=replace(served.card, fingerprint=fingerprint))
-
-
-def half_written(connection: redis.Redis, served: ServedModel, start: StartWorker) -> str:
-    """A job that waits to be continued, with the fingerprint of the model that began it."""
-    worker = start()
-    job_id = enqueue(connection, JOB, Submission())
-    wait_until(lambda: stream_length(connection, job_id)[0] > 5)
-    worker.stop()
-    worker.stop()
-    wait_until(lambda: status(connection, job_id) == "queued")
-    wait_until(lambda: not worker.is_serving)
-    return job_id
-
-
-def test_a_half_written_stream_is_left_to_a_worker_with_an_equal_model(
-    server: redis.Redis, served: ServedModel, start: StartWorker
-) -> None:
-    job_id = half_written(server, served, start)
-    tokens = stream_length(server, job_id)[0]
-    start(served=with_fingerprint(served, "another"))
-    fresh = enqueue(server, JOB, Submission())
-    assert_answered_of(server, served, fresh)
-
-    assert stream_length(server, job_id) == (tokens, None)
-    assert status(server, job_id) == "queued"
-    start()
-
-    assert_answered_once(server, served, job_id)
-
-
-def test_a_half_written_job_fails_when_no_equal_worker_comes_in_time(
-    server: redis.Redis, served: ServedModel, start: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = half_written(server, served, start)
-    tokens = stream_length(server, job_id)[0]
-    monkeypatch.setattr(job_store, "FINGERPRINT_WAIT", 0.0)
-
-    start(served=with_fingerprint(served, "another"))
-
-    wait_until(lambda: status(server, job_id) == "failed")
-    seen, end = stream_length(server, job_id)
-    assert seen == tokens
-    assert end is not None
-    assert f"no worker of the model {served.card.fingerprint}, which began it" in (end.error or "")
-
-
-def test_an_engine_that_fails_ends_its_worker_and_another_goes_on(
-    server: redis.Redis, served: ServedModel, start: StartWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    job_id = enqueue(server, JOB, Submission())
-    settings = WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4, lease=LEASE)
-    broken = Worker(settings, served, broken_engine)
-
-    with pytest.raises(RuntimeError, match="the engine is broken"):
-        broken.serve()
-
-    assert server.get(keys.worker_lease(broken.name)) is None
-    start()
-    assert_answered_once(server, served, job_id)
-
-
-def test_a_worker_whose_last_record_meets_no_redis_gives_up_and_does_not_hang(
-    server: redis.Redis, served: ServedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    enqueue(server, GenerationRequest((1,), 2), Submission())
-    monkeypatch.setattr(outage, "REDIS_LIMIT", 0.5)
-    worker = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4, lease=LEASE), served)
-    monkeypatch.setattr(Completions, "record", lose_connection)
-
-    with pytest.raises(RedisUnavailableError, match="Redis is unavailable"):
-        worker.serve()
-
-
-def lose_connection(completions: object, ends: object) -> None:
-    raise redis.ConnectionError("gone")
 
 
 @pytest.mark.parametrize("overwritten", ["rq:executions:{0}", "minilab:expired-leases:{0}"])

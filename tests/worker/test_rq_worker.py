@@ -31,6 +31,8 @@ from minilab_gen.protocol.streams import publish, published_tokens, stream_lengt
 from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
+pytestmark = pytest.mark.slow
+
 LAYERS: Final = 96
 """Four times as many as in a chaos run: a whole answer then lasts two seconds on a machine at rest."""
 

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -23,9 +24,14 @@ from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.jobs import fetch
 from minilab_gen.protocol.tail import tail
-from minilab_gen.request import GenerationRequest
+from minilab_gen.request import GenerationRequest, SamplingSettings
 
-pytestmark = pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
+]
+
+SAMPLED = replace(LONG, settings=SamplingSettings(temperature=0.9, top_k=50, top_p=0.95, seed=7))
 
 SLOW_MACHINE = 20.0
 """Seconds beyond what is promised that a loaded machine may take."""
@@ -60,6 +66,21 @@ def test_a_reader_gets_one_unbroken_text_when_the_only_worker_is_killed(own_serv
     text = "".join(event.text for event in own_service.stream(job_id))
     assert printed.rstrip("\n") == text.rstrip("\n")
     assert (reader.returncode, "Traceback" in complaints) == (0, False)
+
+
+def test_a_worker_with_other_kernels_goes_on_with_the_same_bits(own_service: OwnService) -> None:
+    """As on another kind of processor: equal fingerprints, whatever computes."""
+    plain = own_service.fleet.start_and_wait(kernels="plain")
+    job_id = own_service.submit(SAMPLED)
+    own_service.wait_for_token(job_id, 20)
+
+    plain.kill()
+    seen = own_service.tokens(job_id)
+    own_service.fleet.start(kernels="")  # the best that this processor can run
+    own_service.wait_for_status(job_id, "finished")
+
+    assert 20 <= seen < SAMPLED.max_new_tokens
+    own_service.assert_answered(job_id, SAMPLED)
 
 
 def test_another_worker_goes_on_within_the_lease(own_service: OwnService, capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,6 +55,7 @@ def test_a_variable_that_the_help_names_counts(
     assert "Invalid value for '--max-batch'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_version_in_the_environment_is_no_option() -> None:
     code, said = start_of_worker("--model", "/nope", url="", MINILAB_VERSION="1.2.3")
 
@@ -92,6 +93,7 @@ def test_what_was_typed_wrong_is_one_line_as_the_client_has_it(
     ],
     ids=["model", "name", "address"],
 )
+@pytest.mark.slow
 def test_what_can_never_be_served_is_one_line_of_the_same_form(arguments: list[str], line: str) -> None:
     code, said = start_of_worker(*arguments, url="")
 

@@ -30,6 +30,8 @@ from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer, train_tokenizer
 
+pytestmark = pytest.mark.slow
+
 NOWHERE = "unix:///nowhere/redis.sock"
 """What a start that gets as far as Redis would wait for."""
 

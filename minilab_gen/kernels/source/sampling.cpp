@@ -73,7 +73,9 @@ void keep_top_p(float* p, int vocab, float share, uint64_t* kept) {
             kept[count] = static_cast<uint64_t>(~bits) << 32 | static_cast<uint32_t>(i);
             count += p[i] >= threshold && p[i] > 0.f;
         }
-        std::sort(kept, kept + count);  // the most probable first, then by id
+        // The most probable first, then by id. Compared by a function of ours: libc++ has the usual sort compiled, and
+        // a build without a C++ library could not be loaded.
+        std::sort(kept, kept + count, [](uint64_t a, uint64_t b) { return a < b; });
         double sum = 0;
         int inside = 0;
         float before = 0;
