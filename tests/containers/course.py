@@ -34,6 +34,7 @@ services:
     environment:
       MINILAB_CHECKPOINT: /model
       MINILAB_NAME: base
+      MINILAB_KERNELS: plain # slow, so that things happen in the middle of a job
     volumes:
       - {folder}:/model:ro
 """
