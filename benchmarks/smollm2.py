@@ -16,7 +16,6 @@ from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import click
-import gguf
 import numpy as np
 from safetensors.numpy import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
@@ -60,6 +59,8 @@ def _fetch_gguf(folder: Path) -> Path:
 
 
 def _convert(file: Path, folder: Path) -> None:
+    import gguf  # here, because only who makes the folder needs it
+
     reader = gguf.GGUFReader(file)
     fields = {name: field.contents() for name, field in reader.fields.items()}
     write_json(folder / "config.json", _config(fields))
@@ -129,6 +130,8 @@ def _tokenizer_config(fields: dict[str, Any]) -> dict[str, Any]:
 
 def _tokenizer(fields: dict[str, Any]) -> Tokenizer:
     """Bytes as GPT-2 has them, but each digit a word of its own."""
+    import gguf
+
     tokens, kinds = fields["tokenizer.ggml.tokens"], fields["tokenizer.ggml.token_type"]
     merges = [tuple(pair.split(" ", 1)) for pair in fields["tokenizer.ggml.merges"]]
     library = Tokenizer(models.BPE({token: token_id for token_id, token in enumerate(tokens)}, merges))
