@@ -49,7 +49,7 @@ coverage: $(VENV)/.dev  ## run the tests and measure the branches of our package
 	@$(BIN)/python -m pytest --cov $(ARGS)
 
 # Sizes that fit in five minutes on two quiet cores; each program alone measures longer, see its --help.
-bench: $(LIBRARY)  ## measure exactness, speed and where the time goes; peers, too, where they are installed
+bench: $(VENV)/.dev  ## measure exactness, speed and where the time goes; peers, too, where they are installed
 	@$(BIN)/python benchmarks/exactness.py --jobs 1000
 	@$(BIN)/python benchmarks/throughput.py --rounds 3
 	@$(BIN)/python benchmarks/overhead.py
@@ -114,10 +114,8 @@ $(VENV)/.made:
 
 # The demo needs only the worker, so a first look does not wait for the tools of the trade.
 $(VENV)/.worker: $(VENV)/.made pyproject.toml constraints.txt
-	@echo "Installing the worker into $(VENV): torch is most of it, a minute or two when pip's cache is warm"
+	@echo "Installing the worker into $(VENV)"
 	@$(BIN)/python minilab_gen/kernels/build.py --announce
-	@test "$$(uname)" != Linux || test -z '$(TORCH_INDEX_URL)' || \
-		$(PIP) --no-deps --extra-index-url '$(TORCH_INDEX_URL)' torch
 	@$(PIP) -e '.[worker]'
 	@touch $@
 
@@ -128,6 +126,8 @@ $(LIBRARY): $(KERNELS) | $(VENV)/.worker
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.worker | $(LIBRARY)
-	@echo "Installing what the checks need into $(VENV)"
+	@echo "Installing what the checks need into $(VENV): torch is most of it, a minute or two when pip's cache is warm"
+	@test "$$(uname)" != Linux || test -z '$(TORCH_INDEX_URL)' || \
+		$(PIP) --no-deps --extra-index-url '$(TORCH_INDEX_URL)' torch
 	@$(PIP) -e '.[worker,train,dev]'
 	@touch $@

@@ -11,13 +11,13 @@ from support.waiting import LIMIT
 _RUN = """
 import atexit, sys
 from minilab_worker.cli import main
-atexit.register(lambda: print("torch" in sys.modules))
+atexit.register(lambda: print("minilab_gen.kernels.library" in sys.modules))
 main()
 """
 
 
 def start_of_worker(*arguments: str, url: str, **variables: str) -> tuple[int, str]:
-    """Run a worker that ends before it loads a model: its exit code, and what it said. Fails if torch was loaded."""
+    """Run a worker that ends before it loads a model: its exit code, and what it said. Fails if it loaded the kernels."""
     ended = subprocess.run(
         [sys.executable, "-c", _RUN, *arguments],
         env={**environment(url), **variables},
@@ -27,5 +27,5 @@ def start_of_worker(*arguments: str, url: str, **variables: str) -> tuple[int, s
         timeout=4 * LIMIT,
         check=False,
     )
-    assert ended.stdout == "False\n", f"torch must not be loaded: {ended.stderr}"
+    assert ended.stdout == "False\n", f"the kernels must not be loaded: {ended.stderr}"
     return ended.returncode, ended.stderr

@@ -183,7 +183,7 @@ def test_ctrl_c_during_imports_prints_nothing(tmp_path: Path) -> None:
     assert (ended.stdout, ended.stderr) == (b"", b"")
 
 
-@pytest.mark.parametrize("module", ["torch", "safetensors"])
+@pytest.mark.parametrize("module", ["numpy", "safetensors"])
 def test_a_demonstration_without_the_extra_says_what_to_install_and_starts_nothing(module: str, tmp_path: Path) -> None:
     run = f"import sys; sys.modules[{module!r}] = None; from minilab_worker.cli import main; main()"
 

@@ -142,14 +142,14 @@ def test_an_error_that_ends_the_program_is_a_line_of_json_too(burst: Any) -> Non
     assert "/nowhere" in told["message"]
 
 
-def test_a_worker_without_torch_says_in_its_last_line_what_to_install() -> None:
-    run = "import sys; sys.modules['torch'] = None; from minilab_worker.cli import main; sys.argv[1:] = []; main()"
+def test_a_worker_without_its_extra_says_in_its_last_line_what_to_install() -> None:
+    run = "import sys; sys.modules['safetensors'] = None; from minilab_worker.cli import main; main()"
 
     ended = subprocess.run([sys.executable, "-c", run], stdin=subprocess.DEVNULL, capture_output=True, check=False)
 
     assert ended.returncode == 1
     assert (
-        b"torch is missing; in a clone of the repository: pip install -c constraints.txt '.[worker]'"
+        b"safetensors is missing; in a clone of the repository: pip install -c constraints.txt '.[worker]'"
         in ended.stderr.splitlines()[-1]
     )
 

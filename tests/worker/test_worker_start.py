@@ -26,6 +26,7 @@ from minilab_gen.errors import CheckpointError, RedisUnavailableError, RequestEr
 from minilab_gen.models.checkpoint_folder import check_folder
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, digest, publish_card, read_card
+from minilab_gen.protocol.jobs import fetch, recorded_state
 from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer, train_tokenizer
@@ -54,7 +55,7 @@ def own_server() -> Iterator[tuple[Server, redis.Redis]]:
 
 
 @pytest.mark.parametrize("arguments", [["--model", "/nope"], ["--model", "/nope", "--name", "base"]])
-def test_a_folder_that_is_not_there_is_told_before_torch_is_loaded_or_redis_asked(arguments: list[str]) -> None:
+def test_a_folder_that_is_not_there_is_told_before_kernels_are_loaded_or_redis_asked(arguments: list[str]) -> None:
     code, said = start_of_worker(*arguments, url=NOWHERE)
 
     assert (code, said.count("\n")) == (2, 1)
@@ -104,7 +105,9 @@ def test_a_folder_that_is_well_gives_its_tokenizer() -> None:
 # Redis
 
 
-def test_a_redis_that_refuses_the_login_is_told_before_torch_is_loaded(own_server: tuple[Server, redis.Redis]) -> None:
+def test_a_redis_that_refuses_the_login_is_told_before_kernels_are_loaded(
+    own_server: tuple[Server, redis.Redis],
+) -> None:
     server, _ = own_server
 
     code, said = start_of_worker(url=server.url.replace("unix://", "unix://me:wrong@"))
@@ -246,3 +249,26 @@ def test_without_a_card_ids_that_are_not_known_are_warned_of(
     (message,) = caplog.messages
     assert "1 job waits in minilab.other.high with ids beyond the 2048 that this model knows" in message
     assert message.endswith("minilab-client cancel y")
+
+
+# what it loads
+
+
+def test_a_worker_runs_jobs_without_torch(server: redis.Redis) -> None:
+    """Which takes 200 MB and a second or two, and which a worker's image does not hold."""
+    job_id = enqueue(server, GenerationRequest((5, 6, 7), 8), Submission())
+    run = "import sys; sys.modules['torch'] = None; from minilab_worker.cli import main; main()"
+    url = os.environ["MINILAB_REDIS_URL"]
+
+    ended = subprocess.run(
+        [sys.executable, "-c", run, "--burst"],
+        env=environment(url),
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+    assert ended.returncode == 0, ended.stderr
+    assert recorded_state(fetch(server, job_id)) == "finished"

@@ -154,7 +154,7 @@ def _load_and_serve(options: _Options) -> None:
             server = stack.enter_context(closing(MetricsServer(options.metrics_host, options.metrics_port)))
         _check_before_loading(model, name, queues, options.redis_url)
         _log.info("%s: loading it", model)
-        # torch, which `minilab-worker redis` can do without
+        # numpy and the kernels, which `minilab-worker redis` can do without
         from minilab_worker.serving import load_served_model
         from minilab_worker.worker import Worker, WorkerSettings
 

@@ -102,8 +102,7 @@ def _private_redis() -> Iterator[None]:
 def _worker() -> Iterator[subprocess.Popen[bytes]]:
     """A worker process. In a session of its own: Ctrl-C is for the demonstration, which then stops it in order."""
     command = [sys.executable, "-m", "minilab_worker", "--quiet", "--grace", "0"]
-    environment = {**os.environ, "TMPDIR": os.environ["MINILAB_HOME"]}  # torch leaves a folder there
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment, start_new_session=True)
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
         yield process
     finally:

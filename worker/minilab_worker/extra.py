@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import Final
 
-_NEEDED: Final = ("torch", "safetensors")
+_NEEDED: Final = ("numpy", "safetensors")
 """What only a worker needs. The private Redis, a part of the extra too, gives advice of its own where it is missing."""
 
 
