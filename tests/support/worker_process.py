@@ -17,7 +17,7 @@ main()
 
 
 def start_of_worker(*arguments: str, url: str, **variables: str) -> tuple[int, str]:
-    """Run a worker that ends before it loads a model: its exit code, and what it said. Fails if it loaded the kernels."""
+    """Run a worker that ends before it loads the kernels, or the test fails: its exit code, and what it said."""
     ended = subprocess.run(
         [sys.executable, "-c", _RUN, *arguments],
         env={**environment(url), **variables},

@@ -105,7 +105,7 @@ def test_a_folder_that_is_well_gives_its_tokenizer() -> None:
 # Redis
 
 
-def test_a_redis_that_refuses_the_login_is_told_before_kernels_are_loaded(
+def test_a_redis_that_refuses_the_login_is_told_before_loading(
     own_server: tuple[Server, redis.Redis],
 ) -> None:
     server, _ = own_server
