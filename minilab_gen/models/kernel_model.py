@@ -67,19 +67,17 @@ class KernelModel:
         import torch  # which a worker does without: it takes a second, and 200 MB
 
         check_ids(ids, cache, self.config.context_length)
-        logits = torch.stack([self._read(row, cache or KVCache(self.config.n_layer)) for row in ids])
+        logits = torch.empty(*ids.shape, self.config.vocab_size)
+        for row, out in zip(ids, logits, strict=True):
+            self._read(row, cache or KVCache(self.config.n_layer), out)
         loss = None if targets is None else torch.nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
         return logits, loss
 
-    def _read(self, ids: Tensor, cache: KVCache) -> Tensor:
-        """Logits (length, vocab_size) of the next ids of a sequence."""
-        import torch
-
+    def _read(self, ids: Tensor, cache: KVCache, logits: Tensor) -> None:
+        """Read the next ids of a sequence and write their logits, (length, vocab_size)."""
         if cache.decoder is None:
             cache.decoder = self.decoder(slots=1)
         tokens, start = len(ids), cache.length
-        logits = torch.empty(tokens, self.config.vocab_size)
         positions = range(start, start + tokens)
         cache.decoder.run(ids.tolist(), [0] * tokens, positions, range(tokens), logits=logits.data_ptr())
         cache.read(tokens)
-        return logits
