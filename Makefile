@@ -94,6 +94,7 @@ check: format lint types contracts tidy $(TESTS)  ## everything that must hold b
 
 format: $(VENV)/.dev  ## is the code formatted?
 	@$(BIN)/ruff format --check
+	@$(BIN)/clang-format --dry-run --Werror $(filter %.cpp %.h,$(KERNELS)) $(wildcard tests/kernels/*.cpp)
 
 lint: $(VENV)/.dev  ## rules of style and likely bugs
 	@$(BIN)/ruff check

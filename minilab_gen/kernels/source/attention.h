@@ -11,18 +11,26 @@ constexpr int LARGEST_HEAD = 512;
 template <int ROWS> void score(const float* queries, int64_t stride, const mlk::Attention& job, int blocks) {
     constexpr int PANELS = PANELS_OF[ROWS];
     const int64_t block = int64_t{job.head_dim} * LANES;
-    Tile t = {queries, stride, nullptr, block * 4, LANES * 4, job.head_dim, nullptr, int64_t{blocks} * LANES, LANES, nullptr, 0};
+    Tile t = {queries, stride,  nullptr, block * 4, LANES * 4, job.head_dim, nullptr, int64_t{blocks} * LANES,
+              LANES,   nullptr, 0};
     int b = 0;
     auto at = [&](int i) MLK_LAMBDA {
         t.weights = reinterpret_cast<const char*>(job.strip.keys + i * block);
         t.out = job.scores + i * LANES;
     };
-    for (; b + PANELS <= blocks; b += PANELS) { at(b); compute<F32, ROWS, PANELS>(t); }
-    for (; b < blocks; b++) { at(b); compute<F32, ROWS, 1>(t); }
+    for (; b + PANELS <= blocks; b += PANELS) {
+        at(b);
+        compute<F32, ROWS, PANELS>(t);
+    }
+    for (; b < blocks; b++) {
+        at(b);
+        compute<F32, ROWS, 1>(t);
+    }
 }
 
 // mixed += weights . values of the positions from `start` to `end`, (rows, padded head_dim)
-template <int ROWS, bool CARRY> void mix(const float* weights, int64_t stride, const mlk::Attention& job, int start, int end, float* mixed) {
+template <int ROWS, bool CARRY>
+void mix(const float* weights, int64_t stride, const mlk::Attention& job, int start, int end, float* mixed) {
     constexpr int PANELS = PANELS_OF[ROWS];
     const int64_t size = padded(job.head_dim), panels = size / LANES;
     const float* values = job.strip.values + start * size;
@@ -32,8 +40,14 @@ template <int ROWS, bool CARRY> void mix(const float* weights, int64_t stride, c
         t.weights = reinterpret_cast<const char*>(values + i * LANES);
         t.out = mixed + i * LANES;
     };
-    for (; p + PANELS <= panels; p += PANELS) { at(p); compute<F32, ROWS, PANELS, CARRY>(t); }
-    for (; p < panels; p++) { at(p); compute<F32, ROWS, 1, CARRY>(t); }
+    for (; p + PANELS <= panels; p += PANELS) {
+        at(p);
+        compute<F32, ROWS, PANELS, CARRY>(t);
+    }
+    for (; p < panels; p++) {
+        at(p);
+        compute<F32, ROWS, 1, CARRY>(t);
+    }
 }
 
 // exp(score - highest) of `length` scores in place; returns one over their sum.

@@ -18,5 +18,8 @@
 namespace mlk {
 extern const Backend MLK_TABLE;
 const Backend MLK_TABLE = {MLK_NAME, {PANELS_OF[1], PANELS_OF[2], PANELS_OF[3], PANELS_OF[6]},
-                           product, norm, place, attend, top, exponentials, divide, functions};
+                           product,  norm,
+                           place,    attend,
+                           top,      exponentials,
+                           divide,   functions};
 }  // namespace mlk

@@ -1,4 +1,5 @@
-// What a back end offers: one table of functions over plain data. It must hold nothing that a compiler could emit twice.
+// What a back end offers: one table of functions over plain data. It must hold nothing that a compiler could emit
+// twice.
 #pragma once
 
 #include <cstdint>
@@ -54,16 +55,16 @@ struct Place {
     float *queries, *key;
     const float* value;
     int heads, head_dim, position;
-    const float *cosine, *sine;              // (head_dim / 2) of this position
-    const float *query_gain, *key_gain;      // or null
+    const float *cosine, *sine;          // (head_dim / 2) of this position
+    const float *query_gain, *key_gain;  // or null
     float eps;
     Strip strip;
 };
 
 // Tokens of one sequence at position, position + 1, ...; for each the query heads of one key head.
 struct Attention {
-    const float* queries;  // (tokens, heads, head_dim)
-    float* out;            // the same
+    const float* queries;              // (tokens, heads, head_dim)
+    float* out;                        // the same
     int64_t query_stride, out_stride;  // from token to token
     int tokens, heads, head_dim, position;
     float query_scale;
@@ -88,7 +89,8 @@ struct Backend {
     float (*exponentials)(const float* logits, int count, float highest, float divisor, float* out);
     void (*divide)(float* numbers, int count, float by);
     // For tests: out = fma(a, b, c), exp(a) and silu(a), count a multiple of 16.
-    void (*functions)(const float* a, const float* b, const float* c, float* fused, float* exps, float* silus, int count);
+    void (*functions)(const float* a, const float* b, const float* c, float* fused, float* exps, float* silus,
+                      int count);
 };
 
 }  // namespace mlk

@@ -1,5 +1,5 @@
-// Functions of doubles out of correctly rounded operations (rule 4), for tables and for the draw. Errors below 2 units of
-// a double's last place, so that what is then rounded to float is nearly always the float nearest to the truth.
+// Functions of doubles out of correctly rounded operations (rule 4), for tables and for the draw. Errors below 2 units
+// of a double's last place, so that what is then rounded to float is nearly always the float nearest to the truth.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,8 @@
 
 namespace mlk {
 
-// The natural logarithm of a normal number above 0. x = 2^e m with m from 0.7 to 1.4; ln m = 2 artanh((m - 1) / (m + 1)).
+// The natural logarithm of a normal number above 0. x = 2^e m with m from 0.7 to 1.4; ln m = 2 artanh((m - 1) / (m +
+// 1)).
 inline double exact_log(double x) {
     uint64_t bits;
     __builtin_memcpy(&bits, &x, 8);

@@ -13,7 +13,8 @@ MLK_INLINE Vec exp(Vec x) {
     const Vec clamped = select(x < lowest, lowest, x);
     const Vec shifted = fma(clamped, splat(1.44269504088896341f), round);
     const Vec n = shifted - round;
-    Vec r = fma(n, splat(-0.693359375f), clamped);  // ln 2 in two parts, the first of 9 bits, so that n times it is exact
+    Vec r =
+        fma(n, splat(-0.693359375f), clamped);  // ln 2 in two parts, the first of 9 bits, so that n times it is exact
     r = fma(n, splat(2.12194440e-4f), r);
     Vec p = splat(1.f / 5040);
     p = fma(p, r, splat(1.f / 720));
@@ -27,7 +28,9 @@ MLK_INLINE Vec exp(Vec x) {
     const Vec power = same_bits<Vec>((exponent + 127) << 23);
     return select(x < lowest, splat(0.f), p * power);
 }
-MLK_INLINE V16 exp16(const V16& x) { return each([&](int i) MLK_LAMBDA { return exp(x.part[i]); }); }
+MLK_INLINE V16 exp16(const V16& x) {
+    return each([&](int i) MLK_LAMBDA { return exp(x.part[i]); });
+}
 
 // x / (1 + exp(-x))
 MLK_INLINE V16 silu16(const V16& x) {

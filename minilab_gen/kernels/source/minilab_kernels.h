@@ -30,9 +30,23 @@ typedef struct mlk_shape {
 enum mlk_type { MLK_FLOAT32 = 0, MLK_BFLOAT16 = 1, MLK_INT8 = 2, MLK_FLOAT16 = 3 }; /* float16 as a source only */
 
 enum mlk_tensor {
-    MLK_EMBEDDING, MLK_NORM, MLK_HEAD, /* the head of untied models */
-    MLK_ATTENTION_NORM, MLK_QUERY, MLK_KEY, MLK_VALUE, MLK_QUERY_BIAS, MLK_KEY_BIAS, MLK_VALUE_BIAS,
-    MLK_QUERY_NORM, MLK_KEY_NORM, MLK_OUTPUT, MLK_FEED_FORWARD_NORM, MLK_GATE, MLK_UP, MLK_DOWN,
+    MLK_EMBEDDING,
+    MLK_NORM,
+    MLK_HEAD, /* the head of untied models */
+    MLK_ATTENTION_NORM,
+    MLK_QUERY,
+    MLK_KEY,
+    MLK_VALUE,
+    MLK_QUERY_BIAS,
+    MLK_KEY_BIAS,
+    MLK_VALUE_BIAS,
+    MLK_QUERY_NORM,
+    MLK_KEY_NORM,
+    MLK_OUTPUT,
+    MLK_FEED_FORWARD_NORM,
+    MLK_GATE,
+    MLK_UP,
+    MLK_DOWN,
     MLK_TENSORS
 };
 
@@ -49,9 +63,9 @@ typedef struct mlk_step {
 
 MLK_API int32_t mlk_abi(void);
 MLK_API int32_t mlk_numerics(void);
-MLK_API const char* mlk_build(void);   /* a hash of the sources and of how they were compiled */
-MLK_API const char* mlk_error(void);   /* of this thread's last call that failed */
-MLK_API const char* mlk_backend(void); /* the one in use; null where MINILAB_KERNELS names none that runs here */
+MLK_API const char* mlk_build(void);    /* a hash of the sources and of how they were compiled */
+MLK_API const char* mlk_error(void);    /* of this thread's last call that failed */
+MLK_API const char* mlk_backend(void);  /* the one in use; null where MINILAB_KERNELS names none that runs here */
 MLK_API const char* mlk_backends(void); /* those that run here, best first, with blanks between */
 /* For tests: the back end that a processor with this CPUID and XCR0 gets. Leaf 1 ecx, leaf 7 ebx, low half of XCR0. */
 MLK_API const char* mlk_backend_for(uint32_t ecx1, uint32_t ebx7, uint32_t xcr0);
@@ -64,7 +78,7 @@ MLK_API void mlk_destroy(mlk_model* model);
 MLK_API int32_t mlk_set(mlk_model* model, int32_t tensor, int32_t layer, int32_t source_type, const void* data,
                         int64_t rows, int64_t columns); /* a vector has 1 row */
 MLK_API int32_t mlk_run(mlk_model* model, const mlk_step* step);
-MLK_API void mlk_release(mlk_model* model, int32_t slot); /* give the memory of a slot's keys and values back */
+MLK_API void mlk_release(mlk_model* model, int32_t slot);       /* give the memory of a slot's keys and values back */
 MLK_API int32_t mlk_threads(mlk_model* model, int32_t threads); /* use so many of those made; returns how many */
 MLK_API int64_t mlk_weight_bytes(const mlk_model* model);
 

@@ -21,14 +21,15 @@ namespace {
 
 thread_local char last_error[256];
 
-constexpr int LARGEST = 1 << 24;        // of any size: products of two then fit 64 bits, and products of panels 32
-constexpr int LARGEST_HEAD = 512;       // of a head; scratch in the back ends is that long
+constexpr int LARGEST = 1 << 24;   // of any size: products of two then fit 64 bits, and products of panels 32
+constexpr int LARGEST_HEAD = 512;  // of a head; scratch in the back ends is that long
 constexpr int64_t SMALL_CACHE = int64_t{64} << 20;  // bytes that are not worth giving back, so huge pages may hold them
 constexpr int PAGE_FLOATS = 1024;
 
-const char* const NAMES[MLK_TENSORS] = {
-    "embedding", "norm", "head", "attention norm", "query", "key", "value", "query bias", "key bias", "value bias",
-    "query norm", "key norm", "output", "feed-forward norm", "gate", "up", "down"};
+const char* const NAMES[MLK_TENSORS] = {"embedding",  "norm",     "head",       "attention norm",    "query",
+                                        "key",        "value",    "query bias", "key bias",          "value bias",
+                                        "query norm", "key norm", "output",     "feed-forward norm", "gate",
+                                        "up",         "down"};
 
 bool is_vector(int tensor) {
     return tensor == MLK_NORM || tensor == MLK_ATTENTION_NORM || tensor == MLK_FEED_FORWARD_NORM ||
@@ -47,23 +48,31 @@ void dimensions(const mlk_shape& s, int tensor, int64_t* rows, int64_t* columns)
     const int64_t queries = int64_t{s.heads} * s.head_dim, keys = int64_t{s.kv_heads} * s.head_dim;
     *rows = 1, *columns = s.d_model;
     switch (tensor) {
-        case MLK_EMBEDDING: case MLK_HEAD: *rows = s.vocab; break;
+        case MLK_EMBEDDING:
+        case MLK_HEAD: *rows = s.vocab; break;
         case MLK_QUERY: *rows = queries; break;
-        case MLK_KEY: case MLK_VALUE: *rows = keys; break;
+        case MLK_KEY:
+        case MLK_VALUE: *rows = keys; break;
         case MLK_QUERY_BIAS: *columns = queries; break;
-        case MLK_KEY_BIAS: case MLK_VALUE_BIAS: *columns = keys; break;
-        case MLK_QUERY_NORM: case MLK_KEY_NORM: *columns = s.head_dim; break;
+        case MLK_KEY_BIAS:
+        case MLK_VALUE_BIAS: *columns = keys; break;
+        case MLK_QUERY_NORM:
+        case MLK_KEY_NORM: *columns = s.head_dim; break;
         case MLK_OUTPUT: *rows = s.d_model, *columns = queries; break;
-        case MLK_GATE: case MLK_UP: *rows = s.d_hidden; break;
+        case MLK_GATE:
+        case MLK_UP: *rows = s.d_hidden; break;
         case MLK_DOWN: *rows = s.d_model, *columns = s.d_hidden; break;
         default: break;
     }
 }
 
 int check(const mlk_shape& s, int type, int slots, int threads) {
-    const struct { const char* name; int64_t value; } sizes[] = {
-        {"vocab", s.vocab}, {"context", s.context}, {"layers", s.layers}, {"heads", s.heads}, {"kv_heads", s.kv_heads},
-        {"head_dim", s.head_dim}, {"d_model", s.d_model}, {"d_hidden", s.d_hidden}, {"slots", slots}, {"threads", threads}};
+    const struct {
+        const char* name;
+        int64_t value;
+    } sizes[] = {{"vocab", s.vocab},       {"context", s.context},   {"layers", s.layers},   {"heads", s.heads},
+                 {"kv_heads", s.kv_heads}, {"head_dim", s.head_dim}, {"d_model", s.d_model}, {"d_hidden", s.d_hidden},
+                 {"slots", slots},         {"threads", threads}};
     for (const auto& size : sizes)
         if (size.value < 1 || size.value > LARGEST)
             return fail("%s must be from 1 to %d, got %lld", size.name, LARGEST, static_cast<long long>(size.value));
@@ -73,7 +82,8 @@ int check(const mlk_shape& s, int type, int slots, int threads) {
     if (int64_t{s.heads} * s.head_dim > LARGEST) return fail("heads times head_dim must be at most %d", LARGEST);
     if (s.context > 1500000) return fail("context must be at most 1500000, got %d", s.context);
     if (threads > MOST_THREADS) return fail("threads must be at most %d, got %d", MOST_THREADS, threads);
-    if (type != MLK_FLOAT32 && type != MLK_BFLOAT16 && type != MLK_INT8) return fail("there is no weight type %d", type);
+    if (type != MLK_FLOAT32 && type != MLK_BFLOAT16 && type != MLK_INT8)
+        return fail("there is no weight type %d", type);
     if (!(s.norm_eps > 0) || !(s.rope_theta > 0)) return fail("norm_eps and rope_theta must be above 0");
     return 0;
 }
@@ -98,7 +108,11 @@ int lay_out(Weights& w) {
         !w.rope.allocate(2 * half * s.context * 4, half * s.context > (1 << 18)))
         return fail("there is no memory for a model");
     float* v = w.vectors.as<float>();
-    auto take = [&](int64_t n) { float* at = v; v += n; return at; };
+    auto take = [&](int64_t n) {
+        float* at = v;
+        v += n;
+        return at;
+    };
     w.norm = take(w.d_model);
     for (int l = 0; l < s.layers; l++) {
         Layer& y = w.layers[l];
@@ -162,7 +176,8 @@ int set(Weights& w, int tensor, int layer, const Source& source, int64_t rows) {
 int missing(const Weights& w) {
     for (int l = 0; l < w.shape.layers; l++)
         for (int t = l ? MLK_ATTENTION_NORM : 0; t < MLK_TENSORS; t++)
-            if (is_wanted(w.shape, t) && !w.is_set[l * MLK_TENSORS + t]) return fail("layer %d lacks its %s", l, NAMES[t]);
+            if (is_wanted(w.shape, t) && !w.is_set[l * MLK_TENSORS + t])
+                return fail("layer %d lacks its %s", l, NAMES[t]);
     return 0;
 }
 
@@ -199,7 +214,8 @@ int make_caches(Model& m) {
     m.slot_stride = (m.slot_stride | 1) * PAGE_FLOATS;  // an odd number of pages, lest slots fight for cache sets
     const int64_t cache = m.slot_stride * m.slots * 4;
     if (!m.cache.allocate(cache, cache <= SMALL_CACHE))
-        return fail("%.1f GB of addresses for keys and values were refused; take fewer slots", static_cast<double>(cache) / 1e9);
+        return fail("%.1f GB of addresses for keys and values were refused; take fewer slots",
+                    static_cast<double>(cache) / 1e9);
     return 0;
 }
 
@@ -286,16 +302,20 @@ void mlk_destroy(mlk_model* model) {
     if (model) destroy(model);
 }
 
-int32_t mlk_set(mlk_model* m, int32_t tensor, int32_t layer, int32_t source_type, const void* data, int64_t rows, int64_t columns) {
-    if (tensor < 0 || tensor >= MLK_TENSORS || !is_wanted(m->w->shape, tensor)) return fail("this model has no tensor %d", tensor);
-    if (layer < 0 || layer >= (tensor < MLK_ATTENTION_NORM ? 1 : m->w->shape.layers)) return fail("there is no layer %d", layer);
+int32_t mlk_set(mlk_model* m, int32_t tensor, int32_t layer, int32_t source_type, const void* data, int64_t rows,
+                int64_t columns) {
+    if (tensor < 0 || tensor >= MLK_TENSORS || !is_wanted(m->w->shape, tensor))
+        return fail("this model has no tensor %d", tensor);
+    if (layer < 0 || layer >= (tensor < MLK_ATTENTION_NORM ? 1 : m->w->shape.layers))
+        return fail("there is no layer %d", layer);
     if (source_type != MLK_FLOAT32 && source_type != MLK_BFLOAT16 && source_type != MLK_FLOAT16)
         return fail("weights come as float32, bfloat16 or float16, got type %d", source_type);
     int64_t want_rows, want_columns;
     dimensions(m->w->shape, tensor, &want_rows, &want_columns);
     if (rows != want_rows || columns != want_columns)
         return fail("%s must be (%lld, %lld), got (%lld, %lld)", NAMES[tensor], static_cast<long long>(want_rows),
-                    static_cast<long long>(want_columns), static_cast<long long>(rows), static_cast<long long>(columns));
+                    static_cast<long long>(want_columns), static_cast<long long>(rows),
+                    static_cast<long long>(columns));
     const RoundingMode mode;
     if (set(*m->w, tensor, layer, {data, source_type, columns}, is_vector(tensor) ? 1 : rows)) return -1;
     m->w->is_set[layer * MLK_TENSORS + tensor] = true;
@@ -332,10 +352,12 @@ mlk_sampler* mlk_sampler_create(uint64_t number, float temperature, int32_t top_
 void mlk_sampler_destroy(mlk_sampler* sampler) { free(sampler); }
 
 void mlk_sampler_skip(mlk_sampler* sampler, int32_t vocab, int64_t tokens) {
-    if (!sampler->greedy && tokens > 0) skip(*sampler, 2 * static_cast<uint64_t>(vocab) * static_cast<uint64_t>(tokens));
+    if (!sampler->greedy && tokens > 0)
+        skip(*sampler, 2 * static_cast<uint64_t>(vocab) * static_cast<uint64_t>(tokens));
 }
 
-int32_t mlk_choose(const float* logits, int64_t stride, int32_t rows, int32_t vocab, mlk_sampler* const* samplers, int32_t* tokens) {
+int32_t mlk_choose(const float* logits, int64_t stride, int32_t rows, int32_t vocab, mlk_sampler* const* samplers,
+                   int32_t* tokens) {
     const Backend* backend = backend_or_error();
     Draw draw;
     if (!backend) return -1;
@@ -364,7 +386,8 @@ int32_t mlk_rope(const mlk_shape* shape, float* cosine, float* sine) {
     return 0;
 }
 
-int32_t mlk_functions(const float* a, const float* b, const float* c, float* fused, float* exps, float* silus, int32_t count) {
+int32_t mlk_functions(const float* a, const float* b, const float* c, float* fused, float* exps, float* silus,
+                      int32_t count) {
     const Backend* backend = backend_or_error();
     if (!backend) return -1;
     if (count % LANES) return fail("count must be a multiple of %d, got %d", LANES, count);

@@ -26,7 +26,8 @@ constexpr uint32_t FMA = 1u << 12, OSXSAVE = 1u << 27, AVX = 1u << 28;
 constexpr uint32_t AVX2 = 1u << 5, AVX512F = 1u << 16, AVX512DQ = 1u << 17, AVX512BW = 1u << 30, AVX512VL = 1u << 31;
 constexpr uint32_t YMM_SAVED = 0x6, ZMM_SAVED = 0xe6;
 
-const Candidate CANDIDATES[] = {  // best first
+const Candidate CANDIDATES[] = {
+// best first
 #if defined(__x86_64__)
     {&backend_avx512, FMA | OSXSAVE | AVX, AVX2 | AVX512F | AVX512DQ | AVX512BW | AVX512VL, ZMM_SAVED},
     {&backend_avx2, FMA | OSXSAVE | AVX, AVX2, YMM_SAVED},

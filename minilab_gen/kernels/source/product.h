@@ -1,4 +1,5 @@
-// Products of rows with panels. One micro-kernel, in sizes that fill the registers: a tile of ROWS by PANELS * 16 chains.
+// Products of rows with panels: one micro-kernel, in sizes that fill the registers. A tile is ROWS by PANELS * 16
+// chains.
 #pragma once
 
 #include <type_traits>
@@ -34,16 +35,15 @@ struct Tile {
 
 template <int TYPE, int ROWS, int PANELS, bool CARRY = false> MLK_INLINE void compute(const Tile& t) {
     V16 chain[ROWS][PANELS];
-    MLK_UNROLL for (int r = 0; r < ROWS; r++)
-        MLK_UNROLL for (int p = 0; p < PANELS; p++)
-            chain[r][p] = CARRY ? load16(t.out + r * t.out_row + p * t.out_panel) : zero16();
+    MLK_EACH(r, ROWS)
+        MLK_EACH(p, PANELS) chain[r][p] = CARRY ? load16(t.out + r * t.out_row + p * t.out_panel) : zero16();
     const char* weights = t.weights;
     auto advance = [&](int k) MLK_LAMBDA {
         V16 w[PANELS];
-        MLK_UNROLL for (int p = 0; p < PANELS; p++) w[p] = load_weights<TYPE>(weights + p * t.panel_stride);
-        MLK_UNROLL for (int r = 0; r < ROWS; r++) {
+        MLK_EACH(p, PANELS) w[p] = load_weights<TYPE>(weights + p * t.panel_stride);
+        MLK_EACH(r, ROWS) {
             const V16 x = splat16(t.x[r * t.x_stride + k]);
-            MLK_UNROLL for (int p = 0; p < PANELS; p++) chain[r][p] = fma16(x, w[p], chain[r][p]);
+            MLK_EACH(p, PANELS) chain[r][p] = fma16(x, w[p], chain[r][p]);
         }
         weights += t.k_stride;
     };
@@ -53,8 +53,8 @@ template <int TYPE, int ROWS, int PANELS, bool CARRY = false> MLK_INLINE void co
         advance(k);
     }
     for (; k < t.inputs; k++) advance(k);
-    MLK_UNROLL for (int r = 0; r < ROWS; r++)
-        MLK_UNROLL for (int p = 0; p < PANELS; p++) store16(t.out + r * t.out_row + p * t.out_panel, chain[r][p]);
+    MLK_EACH(r, ROWS)
+        MLK_EACH(p, PANELS) store16(t.out + r * t.out_row + p * t.out_panel, chain[r][p]);
 }
 
 // Calls f with the rows as a constant; only tiles that the back end has are compiled.
@@ -62,9 +62,9 @@ template <class F> MLK_INLINE void with_height(int rows, F f) {
     switch (rows) {
         case 1: return f(std::integral_constant<int, 1>());
         case 2: return f(std::integral_constant<int, 2>());
-        case 3: return f(std::integral_constant<int, TALLEST < 3 ? TALLEST : 3>());
-        case 4: return f(std::integral_constant<int, TALLEST < 4 ? TALLEST : 4>());
-        case 5: return f(std::integral_constant<int, TALLEST < 5 ? TALLEST : 5>());
+        case 3: return f(std::integral_constant<int, (TALLEST < 3 ? TALLEST : 3)>());
+        case 4: return f(std::integral_constant<int, (TALLEST < 4 ? TALLEST : 4)>());
+        case 5: return f(std::integral_constant<int, (TALLEST < 5 ? TALLEST : 5)>());
         default: return f(std::integral_constant<int, TALLEST>());
     }
 }
@@ -104,7 +104,8 @@ template <int TYPE, int ROWS> void few_rows(const mlk::Product& job) {
     constexpr int PANELS = PANELS_OF[ROWS];
     const mlk::Weight& w = *job.weight;
     alignas(64) float sums[ROWS * PANELS * LANES];
-    Tile t = {job.x, job.x_stride, nullptr, w.panel_bytes, BYTES_OF_16[TYPE], w.inputs, sums, PANELS * LANES, LANES, nullptr, 0};
+    Tile t = {job.x, job.x_stride, nullptr, w.panel_bytes, BYTES_OF_16[TYPE], w.inputs, sums, PANELS * LANES,
+              LANES, nullptr,      0};
     int p = job.first;
     for (; p + PANELS <= job.last; p += PANELS) {
         t.weights = w.data + p * w.panel_bytes;
@@ -138,8 +139,17 @@ template <int TYPE, int PANELS> void rows_by_panels(const mlk::Product& job, int
     const int share = lines / tiles < w.inputs ? lines / tiles : w.inputs;
     for (int row = 0, height; row < job.rows; row += height, ahead += int64_t{share} * 64) {
         height = height_at(row, job.rows);
-        Tile t = {job.x + row * job.x_stride, job.x_stride, weights, w.panel_bytes, BYTES_OF_16[TYPE], w.inputs,
-                  sums, PANELS * LANES, LANES, ahead, share};
+        Tile t = {job.x + row * job.x_stride,
+                  job.x_stride,
+                  weights,
+                  w.panel_bytes,
+                  BYTES_OF_16[TYPE],
+                  w.inputs,
+                  sums,
+                  PANELS * LANES,
+                  LANES,
+                  ahead,
+                  share};
         if (is_wide) {
             compute_rows<TYPE, PANELS>(height, t);
         } else {

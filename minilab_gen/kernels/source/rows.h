@@ -71,7 +71,7 @@ mlk::Top top(const float* logits, int count) {
     for (; i + LANES <= count; i += LANES) {
         const V16 x = load16(logits + i);
         most = max16(x, most);  // the old one where x is NaN
-        MLK_UNROLL for (int p = 0; p < PARTS; p++) is_nan[p] |= x.part[p] != x.part[p];
+        MLK_EACH(p, PARTS) is_nan[p] |= x.part[p] != x.part[p];
     }
     float highest = max_of_lanes(most);
     bool bad = false;

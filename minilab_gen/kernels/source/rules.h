@@ -36,6 +36,8 @@
 #else
 #define MLK_UNROLL _Pragma("GCC unroll 32")
 #endif
+// A loop over a constant, of which nothing is left.
+#define MLK_EACH(i, count) MLK_UNROLL for (int i = 0; i < (count); i++)
 
 namespace {
 

@@ -21,18 +21,22 @@ constexpr int STAGES_OF_A_LAYER = 6;
 // Rows of a bundle. Weights that lie in the last cache may be read for a few rows; from memory they must be worth it.
 constexpr int64_t IN_CACHE = int64_t{24} << 20;  // bytes of weights
 constexpr int FEWEST_CACHED = 8, FEWEST_STREAMED = 32, BUNDLE = 24, LARGEST_BUNDLE = 96;
-constexpr int UNIT = 12;          // prompt tokens that attend as one piece
-constexpr int LONG = 512;         // positions from which a lone token's heads are worth splitting
+constexpr int UNIT = 12;   // prompt tokens that attend as one piece
+constexpr int LONG = 512;  // positions from which a lone token's heads are worth splitting
 
 int check(const Model& m, const mlk_step& s) {
     if (s.rows < 1 || s.outputs < 0) return fail("a step must have at least 1 row, got %d", s.rows);
     for (int r = 0; r < s.rows; r++) {
-        if (s.ids[r] < 0 || s.ids[r] >= m.w->shape.vocab) return fail("ids must be below %d, got %d in row %d", m.w->shape.vocab, s.ids[r], r);
-        if (s.slots[r] < 0 || s.slots[r] >= m.slots) return fail("slots must be below %d, got %d in row %d", m.slots, s.slots[r], r);
+        if (s.ids[r] < 0 || s.ids[r] >= m.w->shape.vocab)
+            return fail("ids must be below %d, got %d in row %d", m.w->shape.vocab, s.ids[r], r);
+        if (s.slots[r] < 0 || s.slots[r] >= m.slots)
+            return fail("slots must be below %d, got %d in row %d", m.slots, s.slots[r], r);
         if (s.positions[r] < 0 || s.positions[r] >= m.w->shape.context)
-            return fail("positions must be below the context of %d, got %d in row %d", m.w->shape.context, s.positions[r], r);
+            return fail("positions must be below the context of %d, got %d in row %d", m.w->shape.context,
+                        s.positions[r], r);
         if (r && s.slots[r] == s.slots[r - 1] && s.positions[r] != s.positions[r - 1] + 1)
-            return fail("a slot's positions must ascend by 1, got %d after %d in row %d", s.positions[r], s.positions[r - 1], r);
+            return fail("a slot's positions must ascend by 1, got %d after %d in row %d", s.positions[r],
+                        s.positions[r - 1], r);
     }
     for (int o = 0; o < s.outputs; o++)
         if (s.output_rows[o] < (o ? s.output_rows[o - 1] + 1 : 0) || s.output_rows[o] >= s.rows)
@@ -66,7 +70,8 @@ void embed(Model& m, int row) {
 
 void norm_rows(const Model& m, const float* x, const float* gain, int rows, float* to) {
     for (int64_t r = 0; r < rows; r++)
-        m.backend->norm({x + r * m.w->d_model, to + r * m.w->d_model, gain, m.w->shape.d_model, static_cast<float>(m.w->shape.norm_eps)});
+        m.backend->norm({x + r * m.w->d_model, to + r * m.w->d_model, gain, m.w->shape.d_model,
+                         static_cast<float>(m.w->shape.norm_eps)});
 }
 
 // Keys and values of one row and key head go into its slot; its queries are turned.
@@ -76,10 +81,10 @@ void place(Model& m, int layer, int row, int kv) {
     float* qkv = m.qkv_rows.floats() + int64_t{row} * m.w->qkv;
     const int64_t half = s.head_dim / 2, position = m.step.positions[row];
     m.backend->place({qkv + int64_t{kv} * m.w->group * s.head_dim, qkv + m.w->queries + int64_t{kv} * s.head_dim,
-                      qkv + m.w->queries + m.w->keys + int64_t{kv} * s.head_dim, m.w->group, s.head_dim, static_cast<int>(position),
-                      m.w->cosine + position * half, m.w->sine + position * half, s.head_norm ? y.query_norm : nullptr,
-                      s.head_norm ? y.key_norm : nullptr, static_cast<float>(s.norm_eps),
-                      m.strip_of(m.step.slots[row], layer, kv)});
+                      qkv + m.w->queries + m.w->keys + int64_t{kv} * s.head_dim, m.w->group, s.head_dim,
+                      static_cast<int>(position), m.w->cosine + position * half, m.w->sine + position * half,
+                      s.head_norm ? y.query_norm : nullptr, s.head_norm ? y.key_norm : nullptr,
+                      static_cast<float>(s.norm_eps), m.strip_of(m.step.slots[row], layer, kv)});
 }
 
 // Heads from `first` to `last` of a key head, for some tokens of one sequence.
@@ -87,8 +92,8 @@ void attend(Model& m, Own& own, int layer, Run tokens, int kv, int first, int la
     const mlk_shape& s = m.w->shape;
     const int64_t head = (int64_t{kv} * m.w->group + first) * s.head_dim;
     m.backend->attend({m.qkv_rows.floats() + int64_t{tokens.first} * m.w->qkv + head,
-                       m.mixed_rows.floats() + int64_t{tokens.first} * m.w->mixed + head, m.w->qkv, m.w->mixed, tokens.count,
-                       last - first, s.head_dim, m.step.positions[tokens.first], m.w->query_scale,
+                       m.mixed_rows.floats() + int64_t{tokens.first} * m.w->mixed + head, m.w->qkv, m.w->mixed,
+                       tokens.count, last - first, s.head_dim, m.step.positions[tokens.first], m.w->query_scale,
                        m.strip_of(m.step.slots[tokens.first], layer, kv), own.scores.floats()});
 }
 
@@ -98,19 +103,22 @@ struct Rows {
 
 void multiply(Model& m, Own& own, Kind kind, int layer, const float* x, Rows rows, int first, int last) {
     Layer& y = m.w->layers[layer];
-    auto product = [&](const float* from, int64_t from_stride, const Weight& w, Epilogue epilogue, Scratch& out, int64_t out_stride,
-                       const float* bias) {
+    auto product = [&](const float* from, int64_t from_stride, const Weight& w, Epilogue epilogue, Scratch& out,
+                       int64_t out_stride, const float* bias) {
         m.backend->product({from, from_stride, rows.count, &w, first, last, epilogue,
-                            out.floats() + rows.first * out_stride, out_stride, bias, own.gates.floats(), own.wide.floats()});
+                            out.floats() + rows.first * out_stride, out_stride, bias, own.gates.floats(),
+                            own.wide.floats()});
     };
     const float* mixed = m.mixed_rows.floats() + int64_t{rows.first} * m.w->mixed;
     const float* hidden = m.hidden.floats() + int64_t{rows.first} * m.w->d_hidden;
     switch (kind) {
-        case QKV: return product(x, m.w->d_model, y.qkv, STORE, m.qkv_rows, m.w->qkv, m.w->shape.qkv_bias ? y.bias : nullptr);
+        case QKV:
+            return product(x, m.w->d_model, y.qkv, STORE, m.qkv_rows, m.w->qkv, m.w->shape.qkv_bias ? y.bias : nullptr);
         case OUTPUT: return product(mixed, m.w->mixed, y.output, ADD, m.x, m.w->d_model, nullptr);
         case GATE_UP: return product(x, m.w->d_model, y.gate_up, SILU_TIMES, m.hidden, m.w->d_hidden, nullptr);
         case DOWN: return product(hidden, m.w->d_hidden, y.down, ADD, m.x, m.w->d_model, nullptr);
-        default: return product(x, m.w->d_model, m.w->head, STORE, m.logits, int64_t{m.w->head.panels} * LANES, nullptr);
+        default:
+            return product(x, m.w->d_model, m.w->head, STORE, m.logits, int64_t{m.w->head.panels} * LANES, nullptr);
     }
 }
 
@@ -124,14 +132,16 @@ Rows outputs_of(const mlk_step& s, Rows rows) {
 
 void norm_outputs(const Model& m, Rows outputs, float* to) {
     for (int o = 0; o < outputs.count; o++)
-        norm_rows(m, m.x.floats() + int64_t{m.step.output_rows[outputs.first + o]} * m.w->d_model, m.w->norm, 1, to + int64_t{o} * m.w->d_model);
+        norm_rows(m, m.x.floats() + int64_t{m.step.output_rows[outputs.first + o]} * m.w->d_model, m.w->norm, 1,
+                  to + int64_t{o} * m.w->d_model);
 }
 
 void choose_output(Model& m, Own& own, int output) {
     const int vocab = m.w->shape.vocab;
     float* logits = m.logits.floats() + int64_t{output} * m.w->head.panels * LANES;
     const mlk_step& s = m.step;
-    if (s.tokens) s.tokens[output] = choose(*m.backend, logits, vocab, s.samplers ? s.samplers[output] : nullptr, own.draw);
+    if (s.tokens)
+        s.tokens[output] = choose(*m.backend, logits, vocab, s.samplers ? s.samplers[output] : nullptr, own.draw);
     if (!s.logits) return;
     float* out = s.logits + int64_t{output} * vocab;
     for (int i = 0; i < vocab; i++) {  // NaN has a sign and a payload that differ by processor; one stands for all
@@ -175,7 +185,9 @@ void shared_piece(void* context, int thread, int stage, int piece) {
     Model& m = *static_cast<Model*>(context);
     Own& own = m.own[thread];
     const int layer = std::min(stage / STAGES_OF_A_LAYER, m.w->shape.layers - 1);
-    const int kind = stage < m.w->shape.layers * STAGES_OF_A_LAYER ? stage % STAGES_OF_A_LAYER : HEAD + stage - m.w->shape.layers * STAGES_OF_A_LAYER;
+    const int kind = stage < m.w->shape.layers * STAGES_OF_A_LAYER
+                         ? stage % STAGES_OF_A_LAYER
+                         : HEAD + stage - m.w->shape.layers * STAGES_OF_A_LAYER;
     const Layer& y = m.w->layers[layer];
     if (kind == PLACE) {
         for (int kv = 0; kv < m.w->shape.kv_heads; kv++) place(m, layer, piece, kv);
@@ -189,9 +201,12 @@ void shared_piece(void* context, int thread, int stage, int piece) {
     } else {
         const float* gain = kind == QKV ? y.attention_norm : kind == GATE_UP ? y.feed_forward_norm : nullptr;
         const float* x = gain || kind == HEAD ? normed_for(m, own, stage, gain) : nullptr;
-        const int64_t panels = panels_of(m, static_cast<Kind>(kind)), pieces = m.chunks[kind], wide = kind == GATE_UP ? 2 : 1;
-        const int first = static_cast<int>(panels * piece / pieces * wide), last = static_cast<int>(panels * (piece + 1) / pieces * wide);
-        multiply(m, own, static_cast<Kind>(kind), layer, x, {0, kind == HEAD ? m.step.outputs : m.step.rows}, first, last);
+        const int64_t panels = panels_of(m, static_cast<Kind>(kind)), pieces = m.chunks[kind],
+                      wide = kind == GATE_UP ? 2 : 1;
+        const int first = static_cast<int>(panels * piece / pieces * wide),
+                  last = static_cast<int>(panels * (piece + 1) / pieces * wide);
+        multiply(m, own, static_cast<Kind>(kind), layer, x, {0, kind == HEAD ? m.step.outputs : m.step.rows}, first,
+                 last);
     }
 }
 
@@ -202,7 +217,8 @@ void run_shared(Model& m) {
     m.unit_count = 0;
     for (int i = 0; i < m.run_count; i++) {
         const Run& run = m.runs[i];
-        for (int at = 0; at < run.count; at += UNIT) m.units[m.unit_count++] = {run.first + at, std::min(UNIT, run.count - at)};
+        for (int at = 0; at < run.count; at += UNIT)
+            m.units[m.unit_count++] = {run.first + at, std::min(UNIT, run.count - at)};
         longest = std::max(longest, s.positions[run.first] + run.count);
     }
     const bool is_split = m.unit_count * kv_heads < threads && longest >= LONG;
@@ -248,7 +264,9 @@ void bundle_piece(void* context, int thread, int, int bundle) {
         m.progress[bundle].store(static_cast<uint32_t>(layer + 1));
         m.team.parking.wake(m.progress[bundle]);
         for (int r = 0, count; r < rows.count; r += count) {
-            for (count = 1; r + count < rows.count && m.step.slots[rows.first + r + count] == m.step.slots[rows.first + r];) count++;
+            for (count = 1;
+                 r + count < rows.count && m.step.slots[rows.first + r + count] == m.step.slots[rows.first + r];)
+                count++;
             for (int kv = 0; kv < kv_heads; kv++) attend(m, own, layer, {rows.first + r, count}, kv, 0, m.w->group);
         }
         multiply(m, own, OUTPUT, layer, nullptr, rows, 0, y.output.panels);
@@ -271,8 +289,8 @@ int bundles_of(const Model& m, int rows) {
     return std::max(threads * std::min(rounds, 4), (rows + LARGEST_BUNDLE - 1) / LARGEST_BUNDLE);
 }
 
-// Where the bundles begin. One that takes up a prompt begins at a block of 16 keys: the earlier one reads its last block
-// whole, and what is behind its own positions there, though it is never used, must not be written meanwhile.
+// Where the bundles begin. One that takes up a prompt begins at a block of 16 keys: the earlier one reads its last
+// block whole, and what is behind its own positions there, though it is never used, must not be written meanwhile.
 void run_bundles(Model& m, int count) {
     const mlk_step& s = m.step;
     int found = 0;
@@ -291,8 +309,9 @@ void run_bundles(Model& m, int count) {
 bool make_room(Model& m, int rows, int outputs) {
     const int64_t n = rows, lists = n * 4 + 64;  // runs and units of two numbers, then bundles and progress
     m.lists_bytes = lists * 8;
-    bool is_there = m.lists.at_least(lists * 2 + m.slots / 4 + 1) && m.x.at_least(n * m.w->d_model) && m.qkv_rows.at_least(n * m.w->qkv) &&
-                    m.mixed_rows.at_least(n * m.w->mixed) && m.hidden.at_least(n * m.w->d_hidden) &&
+    bool is_there = m.lists.at_least(lists * 2 + m.slots / 4 + 1) && m.x.at_least(n * m.w->d_model) &&
+                    m.qkv_rows.at_least(n * m.w->qkv) && m.mixed_rows.at_least(n * m.w->mixed) &&
+                    m.hidden.at_least(n * m.w->d_hidden) &&
                     m.logits.at_least(int64_t{outputs} * m.w->head.panels * LANES);
     const int64_t widest = std::max({m.w->shape.d_model, m.w->shape.d_hidden, m.w->shape.heads * m.w->shape.head_dim});
     for (int t = 0; is_there && t < m.team.made(); t++) {

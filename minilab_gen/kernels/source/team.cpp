@@ -42,8 +42,7 @@ void Parking::wait_while(const std::atomic<uint32_t>& word, uint32_t value, int 
     }
     sleepers_.fetch_add(1);  // in one order with the change and the look at it in `wake`
 #if defined(__linux__)
-    while (word.load() == value)
-        syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
+    while (word.load() == value) syscall(SYS_futex, &word, FUTEX_WAIT_PRIVATE, value, nullptr, nullptr, 0);
 #else
     pthread_mutex_lock(&mutex_);
     while (word.load() == value) pthread_cond_wait(&changed_, &mutex_);
@@ -111,7 +110,8 @@ void Team::walk(uint64_t step, int thread) {
         if (step_of(t) != step || pieces_of(t) == END) return;
         const uint32_t all = finished(step, pieces_of(t));
         while (step_of(t) == step && next_of(t) < pieces_of(t)) {
-            if (!stage.ticket.compare_exchange_weak(t, t + (1 << 18), std::memory_order_acq_rel, std::memory_order_acquire))
+            if (!stage.ticket.compare_exchange_weak(t, t + (1 << 18), std::memory_order_acq_rel,
+                                                    std::memory_order_acquire))
                 continue;
             // The step cannot end before this piece has, so all that it needs stands still.
             piece_(context_, thread, i, static_cast<int>(next_of(t)));

@@ -65,7 +65,7 @@ inline __attribute__((noinline)) Vec fma(Vec a, Vec b, Vec c) {  // no inlining:
     const WideBits above = lost > zero, below = lost < zero;
     const WideBits bits = same_bits<WideBits>(sum);
     const WideBits even = (bits & 1) - 1;
-    const WideBits away = above ^ (sum > zero);                  // -1: what was lost lies towards zero
+    const WideBits away = above ^ (sum > zero);  // -1: what was lost lies towards zero
     const WideBits nudge = (1 + 2 * away) & (above | below) & even;
     return __builtin_convertvector(same_bits<Wide>(bits + nudge), Vec);
 }
@@ -77,24 +77,32 @@ struct V16 {
 
 template <class F> MLK_INLINE V16 each(F f) {
     V16 r;
-    MLK_UNROLL for (int i = 0; i < PARTS; i++) r.part[i] = f(i);
+    MLK_EACH(i, PARTS) r.part[i] = f(i);
     return r;
 }
 MLK_INLINE V16 load16(const float* at) {
     return each([&](int i) MLK_LAMBDA { return load_any<Vec>(at + i * WIDTH); });
 }
 MLK_INLINE void store16(float* at, const V16& a) {
-    MLK_UNROLL for (int i = 0; i < PARTS; i++) __builtin_memcpy(at + i * WIDTH, &a.part[i], sizeof(Vec));
+    MLK_EACH(i, PARTS) __builtin_memcpy(at + i * WIDTH, &a.part[i], sizeof(Vec));
 }
 MLK_INLINE V16 splat16(float x) {
     const Vec v = splat(x);
     return each([&](int) MLK_LAMBDA { return v; });
 }
 MLK_INLINE V16 zero16() { return V16{}; }
-MLK_INLINE V16 operator+(const V16& a, const V16& b) { return each([&](int i) MLK_LAMBDA { return a.part[i] + b.part[i]; }); }
-MLK_INLINE V16 operator-(const V16& a, const V16& b) { return each([&](int i) MLK_LAMBDA { return a.part[i] - b.part[i]; }); }
-MLK_INLINE V16 operator*(const V16& a, const V16& b) { return each([&](int i) MLK_LAMBDA { return a.part[i] * b.part[i]; }); }
-MLK_INLINE V16 operator/(const V16& a, const V16& b) { return each([&](int i) MLK_LAMBDA { return a.part[i] / b.part[i]; }); }
+MLK_INLINE V16 operator+(const V16& a, const V16& b) {
+    return each([&](int i) MLK_LAMBDA { return a.part[i] + b.part[i]; });
+}
+MLK_INLINE V16 operator-(const V16& a, const V16& b) {
+    return each([&](int i) MLK_LAMBDA { return a.part[i] - b.part[i]; });
+}
+MLK_INLINE V16 operator*(const V16& a, const V16& b) {
+    return each([&](int i) MLK_LAMBDA { return a.part[i] * b.part[i]; });
+}
+MLK_INLINE V16 operator/(const V16& a, const V16& b) {
+    return each([&](int i) MLK_LAMBDA { return a.part[i] / b.part[i]; });
+}
 MLK_INLINE V16 fma16(const V16& a, const V16& b, const V16& c) {
     return each([&](int i) MLK_LAMBDA { return fma(a.part[i], b.part[i], c.part[i]); });
 }
@@ -134,7 +142,7 @@ template <int TYPE> MLK_INLINE V16 load_weights(const char* at) {
 #else
         V16 r;
         constexpr int HALF = PARTS / 2;
-        MLK_UNROLL for (int i = 0; i < HALF; i++) {
+        MLK_EACH(i, HALF) {
             const Bits words = load_any<Bits>(at + i * WIDTH * 4);
             r.part[i] = same_bits<Vec>(words << 16);
             r.part[i + HALF] = same_bits<Vec>(words & (int32_t)0xffff0000);

@@ -82,7 +82,8 @@ void pack(Weight& w, const Source& source, int64_t rows, int first, int step, fl
             int8_t* bytes = reinterpret_cast<int8_t*>(data);
             const float scale = scale_of(scratch, w.inputs);
             w.scale[panel * LANES + lane] = scale;
-            for (int64_t k = 0; k < w.inputs; k++) bytes[k * LANES + lane] = scale == scale ? rounded(scratch[k] / scale) : 0;
+            for (int64_t k = 0; k < w.inputs; k++)
+                bytes[k * LANES + lane] = scale == scale ? rounded(scratch[k] / scale) : 0;
         }
     }
 }
