@@ -9,11 +9,13 @@ import ctypes
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from minilab_gen.kernels.library import KernelError, Shape, Step, check, library
 from minilab_gen.kernels.sampler import TokenSampler
-from minilab_gen.models.config import ModelConfig
+
+if TYPE_CHECKING:
+    from minilab_gen.models.config import ModelConfig
 
 WeightType = Literal["float32", "bfloat16", "int8"]
 WEIGHT_TYPES: Final[tuple[WeightType, ...]] = ("float32", "bfloat16", "int8")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from minilab_gen.kernels import probe
 from minilab_gen.kernels.library import KernelError, numerics
-from minilab_gen.kernels.probe import check_probe, probe_hash
+from minilab_gen.models import probe
+from minilab_gen.models.probe import check_probe, probe_hash
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

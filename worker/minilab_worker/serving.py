@@ -11,9 +11,9 @@ from typing import Final
 from minilab_gen.errors import CheckpointError
 from minilab_gen.kernels.decoder import WeightType
 from minilab_gen.kernels.library import numerics
-from minilab_gen.kernels.probe import check_probe
 from minilab_gen.models.checkpoint import fingerprint, load, read_stop_ids, stamps
 from minilab_gen.models.kernel_model import KernelModel
+from minilab_gen.models.probe import check_probe
 from minilab_gen.protocol.cards import ModelCard, digest
 from minilab_gen.text.chat import read_chat_format
 from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer

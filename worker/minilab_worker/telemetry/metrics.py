@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator
 from itertools import accumulate
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import redis
 from prometheus_client.metrics_core import (
@@ -28,7 +28,9 @@ from minilab_gen.protocol.cards import ModelCard
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.jobs import queue_of
 from minilab_worker.telemetry.counters import Histogram
-from minilab_worker.worker import Worker, WorkerSettings
+
+if TYPE_CHECKING:
+    from minilab_worker.worker import Worker, WorkerSettings
 
 _log = logging.getLogger(__name__)
 
