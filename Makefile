@@ -117,7 +117,7 @@ $(VENV)/.made:
 $(VENV)/.worker: $(VENV)/.made pyproject.toml constraints.txt
 	@echo "Installing the worker into $(VENV)"
 	@$(BIN)/python minilab_gen/kernels/build.py --announce
-	@$(PIP) -e '.[worker]'
+	@$(PIP) -e '.[serve]'
 	@touch $@
 
 # By pip and not by a compiler's command: where there is none, pip brings one along for as long as the build takes.

@@ -149,7 +149,7 @@ def test_a_worker_without_its_extra_says_in_its_last_line_what_to_install() -> N
 
     assert ended.returncode == 1
     assert (
-        b"safetensors is missing; in a clone of the repository: pip install -c constraints.txt '.[worker]'"
+        b"safetensors is missing; in a clone of the repository: pip install -c constraints.txt '.[serve]'"
         in ended.stderr.splitlines()[-1]
     )
 

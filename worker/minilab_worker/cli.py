@@ -240,7 +240,7 @@ def main() -> None:
     except ModuleNotFoundError as error:
         logs.say_error(
             f"a worker needs more than a client, and {error.name} is missing; in a clone of the repository: "
-            "pip install -c constraints.txt '.[worker]' (README.md, Start, says how without CUDA)"
+            "pip install -c constraints.txt '.[serve]'"
         )
         sys.exit(_FAILED)
     except Exception:  # noqa: BLE001 - it ends the program all the same, with a line of the log as everything else

@@ -1,4 +1,4 @@
-"""Whether the extra ``[worker]`` is installed, found out without the seconds that loading it takes."""
+"""Whether the extra ``[serve]`` is installed, found out without the seconds that loading it takes."""
 
 from __future__ import annotations
 
