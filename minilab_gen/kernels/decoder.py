@@ -118,7 +118,8 @@ class Decoder:
         """Read a step's rows and choose a token after each of the output rows, -1 where its logits are not finite.
 
         The rows of a slot stand together at ascending positions; ``output_rows`` ascend. Without samplers the most
-        probable tokens are taken. ``logits`` is the address of room for (outputs, vocab) floats, if they are wanted.
+        probable tokens are taken; a sampler chooses one token of a step. ``logits`` is the address of room for
+        (outputs, vocab) floats, if they are wanted.
         """
         flat = [
             values if isinstance(values, array) else array("i", values)

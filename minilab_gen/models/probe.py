@@ -43,7 +43,7 @@ _SETTINGS: Final = (
     SamplingSettings(temperature=1.5, seed=2),
 )
 
-_HASHES: Final = {1: "d03e210948c12ee3c071422afa2c3566"}
+_HASHES: Final = {1: "552f4c49ce7eae6a66bfdef760aa83b6"}
 """By the version of the numerics."""
 
 
@@ -88,14 +88,15 @@ def _run(weights: WeightType, threads: int, see: Callable[[bytes], object]) -> N
         decoder.set(each.kernel, _Ramp(each.shape, seed), each.layer)
     samplers = [TokenSampler(settings, _CONFIG.vocab_size) for settings in _SETTINGS]
     for step in _STEPS:
-        rows = [(sequence, at) for sequence, first, last in step for at in range(first, last)]
+        rows = [(sequence, at) for sequence, first, end in step for at in range(first, end)]
+        last = {(sequence, end - 1) for sequence, _, end in step}  # one draw of each: whichever thread comes first
         logits = array("f", bytes(4 * _CONFIG.vocab_size * len(rows)))
         tokens = decoder.run(
             [(7 * sequence + 5 * at) % _CONFIG.vocab_size for sequence, at in rows],
             [sequence for sequence, _ in rows],
             [at for _, at in rows],
             range(len(rows)),
-            samplers=[samplers[sequence] for sequence, _ in rows],
+            samplers=[samplers[row[0]] if row in last else None for row in rows],
             logits=logits.buffer_info()[0],
         )
         see(logits.tobytes() + array("i", tokens).tobytes())

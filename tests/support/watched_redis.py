@@ -36,8 +36,8 @@ class WatchedRedis:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.nodes = [_free_port() for _ in range(3)]
-        self.sentinels = [_free_port() for _ in range(3)]
+        ports = _free_ports(6)
+        self.nodes, self.sentinels = ports[:3], ports[3:]
 
     @property
     def url(self) -> str:
@@ -138,6 +138,8 @@ def _is_master(port: int) -> bool:
     return False
 
 
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+def _free_ports(count: int) -> list[int]:
+    """So many different ones: all are held until the last is found, or one might be found twice."""
+    with contextlib.ExitStack() as held:
+        found = [held.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [int(one.getsockname()[1]) for one in found]

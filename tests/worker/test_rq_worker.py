@@ -14,6 +14,7 @@ from typing import Any, Final
 import pytest
 import redis
 from chaos.checkpoint import write_slow_checkpoint
+from chaos.fleet import SLOW_KERNELS
 from rq import Queue, SimpleWorker
 from rq.job import Job
 from rq.serializers import JSONSerializer
@@ -33,8 +34,9 @@ from minilab_gen.request import GenerationRequest
 
 pytestmark = pytest.mark.slow
 
-LAYERS: Final = 96
-"""Four times as many as in a chaos run: a whole answer then lasts two seconds on a machine at rest."""
+LAYERS: Final = 320
+"""Many more than in a chaos run: with plain kernels on two threads, a whole answer then lasts two seconds on a machine at
+rest."""
 
 LIMIT: Final = 240.0
 """Seconds for anything here to come true: torch is imported and a deep model loaded on a machine that may be loaded."""
@@ -57,7 +59,7 @@ def rq_worker(url: str, checkpoint: Path) -> Iterator[None]:
     """The command that docs/protocol.md names; it is told to stop at the end, and must then end well."""
     serializer = ["--serializer", "rq.serializers.JSONSerializer"]
     command = [sys.executable, "-m", "rq.cli", "worker", "--url", url, "--worker-class", "rq.SimpleWorker", *serializer]
-    variables = {"MINILAB_CHECKPOINT": str(checkpoint), "OMP_NUM_THREADS": "1"}
+    variables = {"MINILAB_CHECKPOINT": str(checkpoint), "MINILAB_KERNELS": SLOW_KERNELS}
     with subprocess.Popen(
         [*command, keys.queue_name("base")],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},

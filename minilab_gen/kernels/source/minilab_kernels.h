@@ -58,7 +58,7 @@ typedef struct mlk_step {
     const int32_t* output_rows;             /* (outputs), ascending */
     float* logits;                          /* (outputs, vocab), or null */
     int32_t* tokens;                        /* (outputs): the chosen ids, -1 where logits are not finite; or null */
-    mlk_sampler* const* samplers;           /* (outputs), a null one is greedy; or null, all greedy */
+    mlk_sampler* const* samplers;           /* (outputs), a null one is greedy, no other stands twice; or null */
 } mlk_step;
 
 MLK_API int32_t mlk_abi(void);
