@@ -35,8 +35,21 @@ from minilab_gen.request import GenerationRequest
 pytestmark = pytest.mark.slow
 
 LAYERS: Final = 320
-"""Many more than in a chaos run: with plain kernels on two threads, a whole answer then lasts two seconds on a machine at
-rest."""
+"""Many more than in a chaos run: with plain kernels on two threads, a whole answer takes two seconds when it is quiet."""
+
+SLOW_LOADING: Final = """
+import time
+from minilab_gen.models import checkpoint
+
+load = checkpoint.load
+
+def load_slowly(*arguments, **named):
+    time.sleep(3)
+    return load(*arguments, **named)
+
+checkpoint.load = load_slowly
+"""
+"""What Python runs as it starts: a model that takes longer to load than a job may run."""
 
 LIMIT: Final = 240.0
 """Seconds for anything here to come true: torch is imported and a deep model loaded on a machine that may be loaded."""
@@ -55,14 +68,18 @@ def very_slow_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def rq_worker(url: str, checkpoint: Path) -> Iterator[None]:
-    """The command that docs/protocol.md names; it is told to stop at the end, and must then end well."""
+def rq_worker(url: str, checkpoint: Path, *, site: Path | None = None) -> Iterator[None]:
+    """The command that docs/protocol.md names; it is told to stop at the end, and must then end well.
+
+    ``site`` is a folder in which Python finds modules first.
+    """
+    path = os.pathsep.join([*([str(site)] if site else []), *sys.path])
     serializer = ["--serializer", "rq.serializers.JSONSerializer"]
     command = [sys.executable, "-m", "rq.cli", "worker", "--url", url, "--worker-class", "rq.SimpleWorker", *serializer]
     variables = {"MINILAB_CHECKPOINT": str(checkpoint), "MINILAB_KERNELS": SLOW_KERNELS}
     with subprocess.Popen(
         [*command, keys.queue_name("base")],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables},
+        env={**os.environ, "PYTHONPATH": path, **variables},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     ) as process:
@@ -121,11 +138,17 @@ def test_a_job_of_a_slow_model_ends_when_its_timeout_is_over(
         assert end_of(server, enqueue(server, SHORT, Submission())).reason == "length"
 
 
+@pytest.fixture
+def slow_loading(tmp_path: Path) -> Path:
+    (tmp_path / "sitecustomize.py").write_text(SLOW_LOADING, encoding="utf-8")
+    return tmp_path
+
+
 def test_a_timeout_while_the_model_is_loaded_ends_its_job_and_no_other(
-    server: redis.Redis, server_url: str, very_slow_checkpoint: Path
+    server: redis.Redis, server_url: str, very_slow_checkpoint: Path, slow_loading: Path
 ) -> None:
-    """The first job of a process waits for torch and the model; interrupted in an import, torch would stay broken."""
-    with rq_worker(server_url, very_slow_checkpoint):
+    """The first job of a process waits for the model; interrupted in an import, a library would stay broken."""
+    with rq_worker(server_url, very_slow_checkpoint, site=slow_loading):
         hasty = submit_hasty(server_url)
         patient = enqueue(server, SHORT, Submission())
 
@@ -134,13 +157,13 @@ def test_a_timeout_while_the_model_is_loaded_ends_its_job_and_no_other(
 
 
 def test_a_timeout_while_a_resumed_job_waits_for_the_model_is_written_behind_its_tokens(
-    server: redis.Redis, server_url: str, very_slow_checkpoint: Path
+    server: redis.Redis, server_url: str, very_slow_checkpoint: Path, slow_loading: Path
 ) -> None:
     hasty = submit_hasty(server_url)
     for number in (1, 2, 3):
         server.xadd(keys.token_stream(hasty), {"id": "7", "text": "a"}, id=f"{number}-0")
 
-    with rq_worker(server_url, very_slow_checkpoint):
+    with rq_worker(server_url, very_slow_checkpoint, site=slow_loading):
         assert assert_timed_out(server, hasty).tokens == 3
 
     assert stream_length(server, hasty)[0] == 3
