@@ -35,7 +35,7 @@ from minilab_gen.request import GenerationRequest
 pytestmark = pytest.mark.slow
 
 LAYERS: Final = 320
-"""Many more than in a chaos run: with plain kernels on two threads, a whole answer takes two seconds when it is quiet."""
+"""Many more than in a chaos run: with plain kernels on two threads, a whole answer takes two seconds."""
 
 SLOW_LOADING: Final = """
 import time
