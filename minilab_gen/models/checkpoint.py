@@ -6,7 +6,6 @@ A folder holds ``config.json``, ``tokenizer.json`` and weights.
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -82,9 +81,10 @@ def fingerprint(folder: Path, weights: WeightType) -> str:
 
 
 def stamps(folder: Path) -> list[tuple[int, int, int]]:
-    """What changes when a file of a checkpoint is replaced or written: size, time and number of each."""
+    """What changes when a file of a checkpoint is replaced or written: size, time and number of each that is there."""
     files = (folder / "config.json", *weight_files(folder), folder / "tokenizer.json")
-    return [(status.st_size, status.st_mtime_ns, status.st_ino) for status in map(os.stat, files)]
+    present = [file.stat() for file in files if file.exists()]
+    return [(status.st_size, status.st_mtime_ns, status.st_ino) for status in present]
 
 
 def open_checkpoint(folder: Path) -> tuple[StoredWeights, ModelConfig]:

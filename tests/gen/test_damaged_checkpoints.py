@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from minilab_worker.serving import load_served_model
 from safetensors.torch import load_file, save_file
 from support.checkpoint_folders import change_json, change_tensors, ids_of, logits_of, split, write_random
 from support.small_models import EIGHT_TO_ONE
@@ -191,3 +192,10 @@ def test_what_is_wrong_with_the_config_is_said_before_a_weight_is_read(checkpoin
 
     with pytest.raises(CheckpointError, match=r"config\.json: the key quantization_config is not understood"):
         load(checkpoint)
+
+
+def test_a_worker_says_which_file_of_its_model_is_missing(checkpoint: Path) -> None:
+    (checkpoint / "config.json").unlink()
+
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_served_model(checkpoint, "base", 4, 1)
