@@ -130,6 +130,33 @@ def test_ctrl_c_ends_the_demonstration_in_a_line_and_leaves_nothing(
     assert errors == "\nInterrupted. Worker and Redis are stopped again.\n"
 
 
+def test_ctrl_c_that_a_starting_redis_hears_first_is_an_interrupt_and_no_missing_redis(tmp_path: Path) -> None:
+    run = """
+import os, signal
+from minilab_gen.errors import RedisUnavailableError
+from minilab_gen.protocol import embedded
+from minilab_worker.cli import main
+
+def start():
+    os.kill(os.getpid(), signal.SIGINT)
+    raise RedisUnavailableError("redis-server ended with code -2")
+
+embedded.start = start
+main()
+"""
+    ended = subprocess.run(
+        [sys.executable, "-c", run, "demo"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+    assert ended.returncode == 130
+    assert ended.stderr == "\nInterrupted. Worker and Redis are stopped again.\n"
+
+
 @needs_proc
 def test_the_terminals_ctrl_c_does_not_reach_the_worker_which_the_demonstration_stops(
     demonstration: Demonstration,

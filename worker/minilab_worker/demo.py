@@ -52,8 +52,13 @@ class _StopSignals:
                 signal.signal(number, self._note)
         return self
 
-    def __exit__(self, *_: object) -> None:
-        """Leave the handlers in place: until the process exits there is nothing to interrupt any more."""
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Leave the handlers in place: until the process exits there is nothing to interrupt any more.
+
+        What failed after a signal failed because of it: Ctrl-C reaches a Redis, too, that is just being started.
+        """
+        if self._came is not None and isinstance(error, MiniLabError):
+            raise SystemExit(128 + self._came) from error
 
     @contextlib.contextmanager
     def allowed(self) -> Iterator[None]:
