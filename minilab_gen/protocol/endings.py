@@ -132,13 +132,13 @@ def _is_lost(connection: redis.Redis, queue: Queue, job: Job) -> bool:
 
 def end_waiting(connection: redis.Redis, job: Job, reason: Literal["cancelled", "timeout"]) -> None:
     """Give a job that no worker will start its terminal entry, then RQ's status."""
+    connection.expire(job.key, keys.RETENTION)  # first: whatever is lost behind it, the record does not stay for ever
     if reason == "cancelled":
         close_stream(connection, job, reason)
         with contextlib.suppress(InvalidJobOperation):  # another caller has just cancelled it
             job.cancel()
         registry = queue_of(connection, job.origin).canceled_job_registry
         connection.zadd(registry.key, {job.id: server_time(connection)}, xx=True)  # RQ takes this machine's time
-        connection.expire(job.key, keys.RETENTION)
     else:
         close_stream(connection, job, reason, phase="waiting")
         _record_failure(connection, job, "the job waited longer than its ttl")

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from typing import Literal
 
 import pytest
 import redis
-from rq.job import JobStatus
+from rq.job import Job, JobStatus
 from support.client_program import write
 from support.one_job import REQUEST, X, end, everything, queue_of, start
 
@@ -155,3 +156,22 @@ def test_an_end_is_written_when_no_worker_is_left_to_do_it(
     last = published_tokens(connection, "x")[1]
     assert last is not None
     assert (last.reason, last.tokens) == (reason, 1)
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "timeout"])
+def test_a_record_whose_end_is_lost_on_the_way_does_not_stay_for_ever(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, reason: Literal["cancelled", "timeout"]
+) -> None:
+    """Redis is killed, or the caller is, once RQ has the status."""
+    enqueue(connection, REQUEST, X)
+    job = fetch(connection, "x")
+
+    def lost(*_: object, **__: object) -> None:
+        raise redis.ConnectionError("lost")
+
+    monkeypatch.setattr(Job, "cancel", lost)
+    monkeypatch.setattr(endings, "_record_failure", lost)
+    with pytest.raises(redis.ConnectionError):
+        endings.end_waiting(connection, job, reason)
+
+    assert 0 < connection.ttl("rq:job:x") <= keys.RETENTION
