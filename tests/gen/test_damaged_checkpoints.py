@@ -17,8 +17,10 @@ from support.checkpoint_folders import change_json, change_tensors, ids_of, logi
 from support.small_models import EIGHT_TO_ONE
 
 from minilab_gen.errors import CheckpointError
+from minilab_gen.kernels.library import KernelError, numerics
 from minilab_gen.models.checkpoint import load, stamps
 from minilab_gen.models.checkpoint_folder import read_config
+from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.tensors import stored_tensors
 from minilab_gen.models.weights import INDEX_FILE, StoredWeights
 
@@ -198,4 +200,27 @@ def test_a_worker_says_which_file_of_its_model_is_missing(checkpoint: Path) -> N
     (checkpoint / "config.json").unlink()
 
     with pytest.raises(CheckpointError, match=r"config\.json"):
+        load_served_model(checkpoint, "base", 4, 1)
+
+
+def test_a_model_whose_files_change_while_a_worker_loads_it_is_not_served(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load_meanwhile(folder: Path, *arguments: Any, **named: Any) -> KernelModel:
+        model = load(folder, *arguments, **named)
+        os.utime(folder / "model.safetensors", (1, 1))
+        return model
+
+    monkeypatch.setattr("minilab_worker.serving.load", load_meanwhile)
+
+    with pytest.raises(CheckpointError, match="changed while they were read; start the worker again"):
+        load_served_model(checkpoint, "base", 4, 1)
+
+
+def test_a_worker_whose_kernels_fail_the_probe_serves_nothing(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minilab_gen.models.probe._HASHES", {numerics(): "0" * 32})
+
+    with pytest.raises(KernelError, match="the kernels must give the probe"):
         load_served_model(checkpoint, "base", 4, 1)
