@@ -19,12 +19,6 @@ from minilab_gen.text.chat import ChatFormat
 FOGG = tuple(asked_model().tokenizer.encode("Phileas Fogg"))
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Where the lines of a test go."""
-    return tmp_path / "in.jsonl"
-
-
 def line_of(file: Path, line: dict[str, Any] | str | bytes) -> Line:
     """What is made of one line, which must be good."""
     (found,) = read_file(write_lines(file, line))

@@ -27,12 +27,6 @@ def lines(tmp_path: Path) -> list[Line]:
     return good_lines(write_lines(tmp_path / "in.jsonl", own("a"), own("b"), own("c"), openai("d")))
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """Where the answers of a test go."""
-    return tmp_path / "out.jsonl"
-
-
 def record_of(line: Line) -> dict[str, Any]:
     """What is written about a line."""
     answer = openai_form.answer if line.form == "openai" else own_form.answer

@@ -61,11 +61,6 @@ def file(tmp_path: Path) -> Path:
     return write_lines(tmp_path / "in.jsonl", *good)
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out.jsonl"
-
-
 class Judge:
     """Holds what was written against what ``generate`` gives, which is computed once for all tests."""
 
