@@ -20,6 +20,10 @@ KERNELS := hatch_build.py minilab_gen/kernels/build.py $(wildcard minilab_gen/ke
 # What `make test` hands to pytest, for instance ARGS="-k stream".
 ARGS ?=
 
+# In how many processes `make test` runs them, file by file: two, as much of the time they wait. 0 is pytest alone, which
+# ARGS=--pdb needs.
+PROCESSES ?= 2
+
 # What `make check` runs the tests with: `test`, or `coverage`, which measures, too, and takes about half as long again.
 TESTS ?= test
 
@@ -40,7 +44,7 @@ demo: $(LIBRARY)  ## watch a sentence grow token by token; leaves nothing runnin
 	@$(BIN)/minilab-worker demo
 
 test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile $(ARGS)
 
 quick: $(VENV)/.dev  ## run the tests that are quick, in about a minute: most of them, with all modules
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
