@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from chaos.fleet import LEASE
+from chaos.fleet import FAST_KERNELS, LEASE
 from chaos.server import BINARY
 from rq.executions import Execution
 from rq.registry import StartedJobRegistry
@@ -76,7 +76,7 @@ def test_a_worker_with_other_kernels_goes_on_with_the_same_bits(own_service: Own
 
     plain.kill()
     seen = own_service.tokens(job_id)
-    own_service.fleet.start(kernels="")  # the best that this processor can run
+    own_service.fleet.start(kernels=FAST_KERNELS)
     own_service.wait_for_status(job_id, "finished")
 
     assert 20 <= seen < SAMPLED.max_new_tokens
