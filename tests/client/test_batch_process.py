@@ -127,7 +127,7 @@ def test_a_worker_that_is_killed_costs_nothing(own_service: OwnService, file: Pa
     with running(own_service, file, out) as program:
         wait_for_lines(out, 5, LIMIT)
         first.kill()
-        own_service.fleet.start()
+        own_service.fleet.start(kernels=FAST_KERNELS)
 
         assert program.ended()[0] == 1
 
