@@ -20,7 +20,7 @@ constexpr int STAGES_OF_A_LAYER = 6;
 
 // Rows of a bundle. Weights that lie in the last cache may be read for a few rows; from memory they must be worth it.
 constexpr int64_t IN_CACHE = int64_t{24} << 20;  // bytes of weights
-constexpr int FEWEST_CACHED = 8, FEWEST_STREAMED = 32, BUNDLE = 24, LARGEST_BUNDLE = 96;
+constexpr int FEWEST_CACHED = 8, FEWEST_STREAMED = 64, BUNDLE = 24, LARGEST_BUNDLE = 96;
 constexpr int UNIT = 12;   // prompt tokens that attend as one piece
 constexpr int LONG = 512;  // positions from which a lone token's heads are worth splitting
 
@@ -327,16 +327,40 @@ int bundles_of(const Model& m, int rows) {
     return std::max(threads * std::min(rounds, 4), (rows + LARGEST_BUNDLE - 1) / LARGEST_BUNDLE);
 }
 
-// Where the bundles begin. One that takes up a prompt begins at a block of 16 keys: the earlier one reads its last
-// block whole, and what is behind its own positions there, though it is never used, must not be written meanwhile.
+// Multiply-adds of a row's layers, of its logits, and of attending to one position, whose short sums and exponentials
+// take half as long again.
+struct Costs {
+    double row, output, position;
+};
+
+Costs costs_of(const Model& m) {
+    const mlk_shape& s = m.w->shape;
+    double row = 0;
+    for (Kind kind : {QKV, OUTPUT, GATE_UP, DOWN}) {
+        const Weight& w = weight_of(m, kind, 0);
+        row += 1.0 * s.layers * w.inputs * w.outputs;
+    }
+    return {row, 1.0 * m.w->head.inputs * m.w->head.outputs, 3.0 * s.layers * s.heads * s.head_dim};
+}
+
+// Where the bundles begin: each costs about the same. One that takes up a prompt begins at a block of 16 keys: the
+// earlier one reads its last block whole, and what is behind its own positions there, though it is never used, must not
+// be written meanwhile.
 void run_bundles(Model& m, int count) {
     const mlk_step& s = m.step;
-    int found = 0;
+    const Costs costs = costs_of(m);
+    double all = costs.row * s.rows + costs.output * s.outputs, before = 0;
+    for (int r = 0; r < s.rows; r++) all += costs.position * s.positions[r];
+    int found = 0, output = 0, next = 1;
     m.bundles[0] = 0;
-    for (int b = 1; b < count; b++) {
-        int row = static_cast<int>(int64_t{s.rows} * b / count);
-        while (row > m.bundles[found] && s.slots[row] == s.slots[row - 1] && s.positions[row] % LANES) row--;
-        if (row > m.bundles[found]) m.bundles[++found] = row;
+    for (int r = 0; r < s.rows; r++) {
+        for (; next < count && before >= all * next / count; next++) {
+            int row = r;
+            while (row > m.bundles[found] && s.slots[row] == s.slots[row - 1] && s.positions[row] % LANES) row--;
+            if (row > m.bundles[found]) m.bundles[++found] = row;
+        }
+        before += costs.row + costs.position * s.positions[r];
+        if (output < s.outputs && s.output_rows[output] == r) before += costs.output, output++;
     }
     m.bundles[++found] = s.rows;
     for (int b = 0; b < found; b++) m.progress[b].store(0, std::memory_order_relaxed);
