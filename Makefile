@@ -21,7 +21,7 @@ KERNELS := hatch_build.py minilab_gen/kernels/build.py $(wildcard minilab_gen/ke
 ARGS ?=
 
 # In how many processes `make test` runs them, file by file: two, as much of the time they wait. 0 is pytest alone, which
-# ARGS=--pdb needs.
+# ARGS=--pdb needs. In pytest's own order of files, as by their numbers of tests the longest would come last.
 PROCESSES ?= 2
 
 # What `make check` runs the tests with: `test`, or `coverage`, which measures, too, and takes about half as long again.
@@ -44,7 +44,7 @@ demo: $(LIBRARY)  ## watch a sentence grow token by token; leaves nothing runnin
 	@$(BIN)/minilab-worker demo
 
 test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
-	@$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile $(ARGS)
+	@$(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 quick: $(VENV)/.dev  ## run the tests that are quick, in about a minute: most of them, with all modules
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
