@@ -95,7 +95,7 @@ def has_asked_for_sigterm(pid: int) -> bool:
     return bool(int(caught, 16) & 1 << (15 - 1))
 
 
-def test_a_given_back_job_keeps_its_tokens(own_service: OwnService) -> None:
+def test_a_job_that_is_returned_has_a_line_and_keeps_its_tokens(own_service: OwnService) -> None:
     worker = own_service.fleet.start_and_wait("--grace", "0")
     job_id = own_service.submit(LONG)
     own_service.wait_for_token(job_id, 20)
@@ -103,6 +103,8 @@ def test_a_given_back_job_keeps_its_tokens(own_service: OwnService) -> None:
     worker.terminate()
     assert worker.wait() == 0
     kept = own_service.stream(job_id)
+    assert f"{job_id}: returned after token {len(kept)}" in worker.said
+    assert " exits: 0 jobs ended, 1 requeued" in worker.said
     own_service.fleet.start(kernels=FAST_KERNELS)
     own_service.wait_for_status(job_id, "finished")
 
