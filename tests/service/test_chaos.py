@@ -20,8 +20,7 @@ pytestmark = [
     pytest.mark.timeout(900),
 ]
 
-SCALE = Scale(seconds=5.0, jobs=80)
-"""Jobs enough that all workers are busy while things break; what comes after that only takes time."""
+SCALE = Scale(seconds=5.0, jobs=150)
 
 
 @pytest.fixture(scope="module")
