@@ -1,28 +1,14 @@
 // A step: rows of many sequences through all layers.
-//
-// Few rows share each product: a stage's panels are handed out in pieces, and the next stage begins when they are done.
-// Many rows do not wait for one another at all: they are cut into bundles, and each goes through all layers by itself.
-// Where a prompt spans bundles, the later one follows a layer behind, when the earlier one's keys are stored; bundles
-// are begun in order, so nobody waits for one that has not begun.
+#include "step.h"
+
 #include <algorithm>
 #include <cstring>
 
-#include "model.h"
 #include "rules.h"
-#include "weights.h"
 
 namespace mlk {
 
 namespace {
-
-enum Kind : int { QKV, PLACE, ATTEND, OUTPUT, GATE_UP, DOWN, HEAD, CHOOSE };
-constexpr int STAGES_OF_A_LAYER = 6;
-
-// Rows of a bundle. Weights that lie in the last cache may be read for a few rows; from memory they must be worth it.
-constexpr int64_t IN_CACHE = int64_t{24} << 20;  // bytes of weights
-constexpr int FEWEST_CACHED = 8, FEWEST_STREAMED = 32, BUNDLE = 24, LARGEST_BUNDLE = 96;
-constexpr int UNIT = 12;   // prompt tokens that attend as one piece
-constexpr int LONG = 512;  // positions from which a lone token's heads are worth splitting
 
 int check(const Model& m, const mlk_step& s) {
     if (s.rows < 1 || s.outputs < 0) return fail("a step must have at least 1 row, got %d", s.rows);
@@ -62,249 +48,6 @@ int find_runs(Model& m) {
     return 0;
 }
 
-void embed(Model& m, int row) {
-    float* x = m.x.floats() + int64_t{row} * m.w->d_model;
-    unpack_row(m.w->shape.tied ? m.w->head : m.w->table, m.step.ids[row], x);
-    for (int k = m.w->shape.d_model; k < m.w->d_model; k++) x[k] = 0.f;
-}
-
-void norm_rows(const Model& m, const float* x, const float* gain, int rows, float* to) {
-    for (int64_t r = 0; r < rows; r++)
-        m.backend->norm({x + r * m.w->d_model, to + r * m.w->d_model, gain, m.w->shape.d_model,
-                         static_cast<float>(m.w->shape.norm_eps)});
-}
-
-// Keys and values of one row and key head go into its slot; its queries are turned.
-void place(Model& m, int layer, int row, int kv) {
-    const mlk_shape& s = m.w->shape;
-    const Layer& y = m.w->layers[layer];
-    float* qkv = m.qkv_rows.floats() + int64_t{row} * m.w->qkv;
-    const int64_t half = s.head_dim / 2, position = m.step.positions[row];
-    m.backend->place({qkv + int64_t{kv} * m.w->group * s.head_dim, qkv + m.w->queries + int64_t{kv} * s.head_dim,
-                      qkv + m.w->queries + m.w->keys + int64_t{kv} * s.head_dim, m.w->group, s.head_dim,
-                      static_cast<int>(position), m.w->cosine + position * half, m.w->sine + position * half,
-                      s.head_norm ? y.query_norm : nullptr, s.head_norm ? y.key_norm : nullptr,
-                      static_cast<float>(s.norm_eps), m.strip_of(m.step.slots[row], layer, kv)});
-}
-
-// Heads from `first` to `last` of a key head, for some tokens of one sequence.
-void attend(Model& m, Own& own, int layer, Run tokens, int kv, int first, int last) {
-    const mlk_shape& s = m.w->shape;
-    const int64_t head = (int64_t{kv} * m.w->group + first) * s.head_dim;
-    m.backend->attend({m.qkv_rows.floats() + int64_t{tokens.first} * m.w->qkv + head,
-                       m.mixed_rows.floats() + int64_t{tokens.first} * m.w->mixed + head, m.w->qkv, m.w->mixed,
-                       tokens.count, last - first, s.head_dim, m.step.positions[tokens.first], m.w->query_scale,
-                       m.strip_of(m.step.slots[tokens.first], layer, kv), own.scores.floats()});
-}
-
-struct Rows {
-    int first, count;
-};
-
-void multiply(Model& m, Own& own, Kind kind, int layer, const float* x, Rows rows, int first, int last) {
-    Layer& y = m.w->layers[layer];
-    auto product = [&](const float* from, int64_t from_stride, const Weight& w, Epilogue epilogue, Scratch& out,
-                       int64_t out_stride, const float* bias) {
-        m.backend->product({from, from_stride, rows.count, &w, first, last, epilogue,
-                            out.floats() + rows.first * out_stride, out_stride, bias, own.gates.floats(),
-                            own.wide.floats()});
-    };
-    const float* mixed = m.mixed_rows.floats() + int64_t{rows.first} * m.w->mixed;
-    const float* hidden = m.hidden.floats() + int64_t{rows.first} * m.w->d_hidden;
-    switch (kind) {
-        case QKV:
-            return product(x, m.w->d_model, y.qkv, STORE, m.qkv_rows, m.w->qkv, m.w->shape.qkv_bias ? y.bias : nullptr);
-        case OUTPUT: return product(mixed, m.w->mixed, y.output, ADD, m.x, m.w->d_model, nullptr);
-        case GATE_UP: return product(x, m.w->d_model, y.gate_up, SILU_TIMES, m.hidden, m.w->d_hidden, nullptr);
-        case DOWN: return product(hidden, m.w->d_hidden, y.down, ADD, m.x, m.w->d_model, nullptr);
-        default:
-            return product(x, m.w->d_model, m.w->head, STORE, m.logits, int64_t{m.w->head.panels} * LANES, nullptr);
-    }
-}
-
-// The outputs among some rows: their place in the list.
-Rows outputs_of(const mlk_step& s, Rows rows) {
-    const int32_t* end = s.output_rows + s.outputs;
-    const int32_t* from = std::lower_bound(s.output_rows, end, rows.first);
-    const int32_t* to = std::lower_bound(from, end, rows.first + rows.count);
-    return {static_cast<int>(from - s.output_rows), static_cast<int>(to - from)};
-}
-
-void norm_outputs(const Model& m, Rows outputs, float* to) {
-    for (int o = 0; o < outputs.count; o++)
-        norm_rows(m, m.x.floats() + int64_t{m.step.output_rows[outputs.first + o]} * m.w->d_model, m.w->norm, 1,
-                  to + int64_t{o} * m.w->d_model);
-}
-
-void choose_output(Model& m, Own& own, int output) {
-    const int vocab = m.w->shape.vocab;
-    float* logits = m.logits.floats() + int64_t{output} * m.w->head.panels * LANES;
-    const mlk_step& s = m.step;
-    if (s.tokens)
-        s.tokens[output] = choose(*m.backend, logits, vocab, s.samplers ? s.samplers[output] : nullptr, own.draw);
-    if (!s.logits) return;
-    float* out = s.logits + int64_t{output} * vocab;
-    for (int i = 0; i < vocab; i++) {  // NaN has a sign and a payload that differ by processor; one stands for all
-        const float x = logits[i];
-        out[i] = x == x ? x : __builtin_nanf("");
-    }
-}
-
-// Few rows ------------------------------------------------------------------------------------------------------------
-
-int panels_of(const Model& m, Kind kind) {
-    const Layer& y = m.w->layers[0];
-    switch (kind) {
-        case QKV: return y.qkv.panels;
-        case OUTPUT: return y.output.panels;
-        case GATE_UP: return y.gate_up.panels / 2;  // pairs
-        case DOWN: return y.down.panels;
-        default: return m.w->head.panels;
-    }
-}
-
-// How many pieces a product is handed out in: some for each thread, so that one that is late takes fewer.
-int pieces_of(const Model& m, Kind kind, int rows) {
-    const int panels = panels_of(m, kind), threads = m.team.size();
-    const int each = rows <= 3 ? (kind == HEAD ? 8 : 2) : 8;
-    return threads == 1 ? 1 : std::min(panels, threads * each);
-}
-
-// Normed rows of the residual stream; each thread makes its own once for a stage, which is quicker than to wait.
-const float* normed_for(Model& m, Own& own, int stage, const float* gain) {
-    const int64_t wanted = m.steps * (m.w->shape.layers * STAGES_OF_A_LAYER + 2) + stage;
-    if (own.normed_for != wanted) {
-        if (gain) norm_rows(m, m.x.floats(), gain, m.step.rows, own.normed.floats());
-        else norm_outputs(m, {0, m.step.outputs}, own.normed.floats());
-        own.normed_for = wanted;
-    }
-    return own.normed.floats();
-}
-
-void shared_piece(void* context, int thread, int stage, int piece) {
-    Model& m = *static_cast<Model*>(context);
-    Own& own = m.own[thread];
-    const int layer = std::min(stage / STAGES_OF_A_LAYER, m.w->shape.layers - 1);
-    const int kind = stage < m.w->shape.layers * STAGES_OF_A_LAYER
-                         ? stage % STAGES_OF_A_LAYER
-                         : HEAD + stage - m.w->shape.layers * STAGES_OF_A_LAYER;
-    const Layer& y = m.w->layers[layer];
-    if (kind == PLACE) {
-        for (int kv = 0; kv < m.w->shape.kv_heads; kv++) place(m, layer, piece, kv);
-    } else if (kind == ATTEND) {
-        const int part = piece % m.parts, kv = piece / m.parts % m.w->shape.kv_heads;
-        const Run unit = m.units[piece / m.parts / m.w->shape.kv_heads];
-        if (!m.chunks[PLACE]) place(m, layer, unit.first, kv);
-        attend(m, own, layer, unit, kv, m.w->group * part / m.parts, m.w->group * (part + 1) / m.parts);
-    } else if (kind == CHOOSE) {
-        choose_output(m, own, piece);
-    } else {
-        const float* gain = kind == QKV ? y.attention_norm : kind == GATE_UP ? y.feed_forward_norm : nullptr;
-        const float* x = gain || kind == HEAD ? normed_for(m, own, stage, gain) : nullptr;
-        const int64_t panels = panels_of(m, static_cast<Kind>(kind)), pieces = m.chunks[kind],
-                      wide = kind == GATE_UP ? 2 : 1;
-        const int first = static_cast<int>(panels * piece / pieces * wide),
-                  last = static_cast<int>(panels * (piece + 1) / pieces * wide);
-        multiply(m, own, static_cast<Kind>(kind), layer, x, {0, kind == HEAD ? m.step.outputs : m.step.rows}, first,
-                 last);
-    }
-}
-
-void run_shared(Model& m) {
-    const mlk_step& s = m.step;
-    const int threads = m.team.size(), kv_heads = m.w->shape.kv_heads;
-    int longest = 0;
-    m.unit_count = 0;
-    for (int i = 0; i < m.run_count; i++) {
-        const Run& run = m.runs[i];
-        for (int at = 0; at < run.count; at += UNIT)
-            m.units[m.unit_count++] = {run.first + at, std::min(UNIT, run.count - at)};
-        longest = std::max(longest, s.positions[run.first] + run.count);
-    }
-    const bool is_split = m.unit_count * kv_heads < threads && longest >= LONG;
-    m.parts = is_split ? std::min(m.w->group, threads) : 1;
-    for (Kind kind : {QKV, OUTPUT, GATE_UP, DOWN}) m.chunks[kind] = pieces_of(m, kind, s.rows);
-    m.chunks[PLACE] = m.run_count < s.rows || m.parts > 1 ? s.rows : 0;  // else a row is placed where it attends
-    m.chunks[ATTEND] = m.unit_count * kv_heads * m.parts;
-    m.chunks[HEAD] = s.outputs ? pieces_of(m, HEAD, s.outputs) : 0;
-    m.chunks[CHOOSE] = s.outputs;
-    for (int r = 0; r < s.rows; r++) embed(m, r);
-    const int stages = m.w->shape.layers * STAGES_OF_A_LAYER + 2;
-    for (int i = 0; i < stages; i++)
-        m.stage_pieces[i] = i < stages - 2 ? m.chunks[i % STAGES_OF_A_LAYER] : m.chunks[HEAD + i - (stages - 2)];
-    m.team.run(m.stage_pieces, stages, shared_piece, &m);
-}
-
-// Many rows -----------------------------------------------------------------------------------------------------------
-
-void wait_for_layer(Model& m, int bundle, int layer) {
-    std::atomic<uint32_t>& progress = m.progress[bundle];
-    constexpr int SPINS = 2000;
-    for (uint32_t p; (p = progress.load(std::memory_order_acquire)) <= static_cast<uint32_t>(layer);)
-        m.team.parking.wait_while(progress, p, SPINS);
-}
-
-void bundle_piece(void* context, int thread, int, int bundle) {
-    Model& m = *static_cast<Model*>(context);
-    Own& own = m.own[thread];
-    const Rows rows = {m.bundles[bundle], m.bundles[bundle + 1] - m.bundles[bundle]};
-    const bool follows = bundle && m.step.slots[rows.first] == m.step.slots[rows.first - 1];
-    const int kv_heads = m.w->shape.kv_heads;
-    const float* x = m.x.floats() + int64_t{rows.first} * m.w->d_model;
-    float* normed = own.normed.floats();
-    own.normed_for = -1;
-    for (int r = 0; r < rows.count; r++) embed(m, rows.first + r);
-    for (int layer = 0; layer < m.w->shape.layers; layer++) {
-        const Layer& y = m.w->layers[layer];
-        norm_rows(m, x, y.attention_norm, rows.count, normed);
-        multiply(m, own, QKV, layer, normed, rows, 0, y.qkv.panels);
-        for (int r = 0; r < rows.count; r++)
-            for (int kv = 0; kv < kv_heads; kv++) place(m, layer, rows.first + r, kv);
-        if (follows) wait_for_layer(m, bundle - 1, layer);
-        m.progress[bundle].store(static_cast<uint32_t>(layer + 1));
-        m.team.parking.wake(m.progress[bundle]);
-        for (int r = 0, count; r < rows.count; r += count) {
-            for (count = 1;
-                 r + count < rows.count && m.step.slots[rows.first + r + count] == m.step.slots[rows.first + r];)
-                count++;
-            for (int kv = 0; kv < kv_heads; kv++) attend(m, own, layer, {rows.first + r, count}, kv, 0, m.w->group);
-        }
-        multiply(m, own, OUTPUT, layer, nullptr, rows, 0, y.output.panels);
-        norm_rows(m, x, y.feed_forward_norm, rows.count, normed);
-        multiply(m, own, GATE_UP, layer, normed, rows, 0, y.gate_up.panels);
-        multiply(m, own, DOWN, layer, nullptr, rows, 0, y.down.panels);
-    }
-    const Rows outputs = outputs_of(m.step, rows);
-    norm_outputs(m, outputs, normed);
-    multiply(m, own, HEAD, 0, normed, outputs, 0, m.w->head.panels);
-    for (int o = 0; o < outputs.count; o++) choose_output(m, own, outputs.first + o);
-}
-
-// How many bundles the rows make; 0 where they are too few to be cut.
-int bundles_of(const Model& m, int rows) {
-    const int threads = m.team.size(), fewest = m.w->bytes <= IN_CACHE ? FEWEST_CACHED : FEWEST_STREAMED;
-    if (rows < fewest * threads) return 0;
-    const int usual = std::max(fewest, BUNDLE);
-    const int rounds = std::max(1, rows / (usual * threads));  // bundles of each thread
-    return std::max(threads * std::min(rounds, 4), (rows + LARGEST_BUNDLE - 1) / LARGEST_BUNDLE);
-}
-
-// Where the bundles begin. One that takes up a prompt begins at a block of 16 keys: the earlier one reads its last
-// block whole, and what is behind its own positions there, though it is never used, must not be written meanwhile.
-void run_bundles(Model& m, int count) {
-    const mlk_step& s = m.step;
-    int found = 0;
-    m.bundles[0] = 0;
-    for (int b = 1; b < count; b++) {
-        int row = static_cast<int>(int64_t{s.rows} * b / count);
-        while (row > m.bundles[found] && s.slots[row] == s.slots[row - 1] && s.positions[row] % LANES) row--;
-        if (row > m.bundles[found]) m.bundles[++found] = row;
-    }
-    m.bundles[++found] = s.rows;
-    for (int b = 0; b < found; b++) m.progress[b].store(0, std::memory_order_relaxed);
-    m.team.run(&found, 1, bundle_piece, &m);
-}
-
 // Room for a step of so many rows.
 bool make_room(Model& m, int rows, int outputs) {
     const int64_t n = rows, lists = n * 4 + 64;  // runs and units of two numbers, then bundles and progress
@@ -338,7 +81,7 @@ int run_step(Model& m, const mlk_step& step) {
     m.steps++;
     const int bundles = bundles_of(m, step.rows);
     if (bundles) run_bundles(m, bundles);
-    else run_shared(m);
+    else run_stages(m);
     return 0;
 }
 
