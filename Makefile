@@ -20,7 +20,7 @@ KERNELS := hatch_build.py minilab_gen/kernels/build.py $(wildcard minilab_gen/ke
 # What `make test` hands to pytest, for instance ARGS="-k stream".
 ARGS ?=
 
-# What `make check` runs the tests with: `test`, or `coverage`, which measures, too, and takes about half as long again.
+# What `make check` runs the tests with: `test`, or `coverage`, which measures, too, and takes more than half as long again.
 TESTS ?= test
 
 # How many runs `make chaos` makes, half a minute each.
