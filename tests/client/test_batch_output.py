@@ -35,7 +35,7 @@ def out(tmp_path: Path) -> Path:
 
 def record_of(line: Line) -> dict[str, Any]:
     """What is written about a line."""
-    answer = openai_form.answer if line.form == "openai" else own_form.answer
+    answer = own_form.answer if line.form == "minilab" else openai_form.answer
     return answer(line, line.job_id(0), GIVEN, asked_model())
 
 
