@@ -204,7 +204,7 @@ def test_a_system_message_stands_before_what_the_user_says(server: redis.Redis, 
             "a conversation must have one system message, got another one beside it",
         ),
         (("Hello", "--model", "base"), "error: the model base has no chat template; give it a plain text"),
-        (('[{"role": "user"}]', "--model", "chat-3.2"), "message 0 must have role and content and nothing else"),
+        (('[{"role": "user"}]', "--model", "chat-3.2"), "message 0 must have role and content, and may have name"),
         (('[{"role": "user", ]', "--model", "chat-3.2"), "messages must be JSON"),
         (("--ids", "5", "--model", "chat-3.2"), "give either --chat or --ids, not both"),
         (("--model", "chat-3.2"), "give TEXT, or - to read it from standard input"),
@@ -257,7 +257,7 @@ def test_weights_of_another_kind_under_one_name_are_warned_of(
         assert caplog.messages == []
         check_announced_model(server, card)
 
-    assert "a live worker serves base with other weights or rounding" in caplog.text
+    assert "a live worker serves base with other weights, data type or numerics" in caplog.text
 
 
 def test_a_card_of_another_version_does_not_keep_a_worker_from_starting(
