@@ -20,7 +20,9 @@ from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.tensors import stored_tensors
 from minilab_gen.models.weights import StoredWeights, weight_files
+from minilab_gen.text.declared_tokens import read_declared_tokens
 from minilab_gen.text.tokenizer import get_tokenizer
+from minilab_gen.text.tokenizer_config import DECLARING_FILES
 
 _IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
 """Tensors that may stand in a folder besides: angles that follow from the config, and a tied head stored again."""
@@ -73,6 +75,7 @@ def fingerprint(folder: Path, weights: WeightType) -> str:
     The processor is no part of it, since the kernels give the same bits on all.
     """
     digest = hashlib.sha256(f"numerics {numerics()}, weights in {weights}\n".encode())
+    digest.update(read_declared_tokens(folder).described().encode())  # not all of their files: a template has no id
     for file in (folder / "config.json", *weight_files(folder), folder / "tokenizer.json"):
         with file.open("rb") as opened:
             while piece := opened.read(_PIECE):
@@ -82,7 +85,8 @@ def fingerprint(folder: Path, weights: WeightType) -> str:
 
 def stamps(folder: Path) -> list[tuple[int, int, int]]:
     """What changes when a file of a checkpoint is replaced or written: size, time and number of each that is there."""
-    files = (folder / "config.json", *weight_files(folder), folder / "tokenizer.json")
+    names = ("config.json", "tokenizer.json", *DECLARING_FILES)
+    files = (*(folder / name for name in names), *weight_files(folder))
     present = [file.stat() for file in files if file.exists()]
     return [(status.st_size, status.st_mtime_ns, status.st_ino) for status in present]
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minilab_gen.errors import CheckpointError, RequestError
-from minilab_gen.json_file import read_json
 from minilab_gen.request import check_text, shown
+from minilab_gen.text.tokenizer_config import TOKEN_ROLES, tokenizer_settings
 
 if TYPE_CHECKING:
     from minilab_gen.text.tokenizer import Tokenizer  # its library takes a while to load, and a conversation needs none
@@ -27,9 +27,6 @@ MAX_MESSAGES = 10_000
 
 MAX_TEMPLATE_CHARACTERS = 200_000
 """Characters of a template: ten times the longest that models come with. It travels on the model card."""
-
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Special tokens that a template may name."""
 
 _LIST_OF_OBJECTS = re.compile(r"\s*\[\s*\{")
 
@@ -131,14 +128,13 @@ class ChatFormat:
 
 def read_chat_format(folder: Path) -> ChatFormat | None:
     """The format in a checkpoint folder; None where it has no template. Raises CheckpointError."""
-    file = folder / "tokenizer_config.json"
-    config = read_json(file) if file.exists() else {}
+    config = tokenizer_settings(folder)
     template = _template(folder, config.get("chat_template"))
     if template is None:
         return None
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARACTERS:
         raise CheckpointError(f"{folder}: a chat template must be text of at most {MAX_TEMPLATE_CHARACTERS} characters")
-    tokens = {name: _token_text(config.get(name)) for name in _TOKEN_NAMES}
+    tokens = {name: _token_text(config.get(name)) for name in TOKEN_ROLES}
     return ChatFormat(template, {name: text for name, text in tokens.items() if text is not None})
 
 

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as _Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from minilab_gen.errors import CheckpointError
+from minilab_gen.text.declared_tokens import read_declared_tokens
 from minilab_gen.text.stream_decoder import (
     ByteDecoder,
     PieceDecoder,
@@ -45,12 +46,7 @@ class Tokenizer:
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
         """The tokenizer that a ``tokenizer.json`` describes. Raises CheckpointError where it is damaged."""
-        try:
-            return cls(_Library.from_str(text))
-        except CheckpointError:
-            raise
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
+        return cls(_library_of(text))
 
     @cached_property
     def vocab_size(self) -> int:
@@ -135,7 +131,7 @@ class Tokenizer:
 
 
 def get_tokenizer(path: str | Path = BASE_CHECKPOINT) -> Tokenizer:
-    """The tokenizer of a checkpoint folder, by default of the base model."""
+    """The tokenizer of a checkpoint folder, by default of the base model, with all tokens that its files declare."""
     file = Path(path) / "tokenizer.json"
     try:
         text = file.read_text(encoding="utf-8")
@@ -143,7 +139,16 @@ def get_tokenizer(path: str | Path = BASE_CHECKPOINT) -> Tokenizer:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{file} is not UTF-8: {error}") from error
-    return Tokenizer.from_json(text)
+    library = _library_of(text)
+    read_declared_tokens(file.parent).add_to(library)
+    return Tokenizer(library)
+
+
+def _library_of(text: str) -> _Library:
+    try:
+        return _Library.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:
