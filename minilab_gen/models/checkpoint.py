@@ -6,6 +6,7 @@ A folder holds ``config.json``, ``tokenizer.json`` and weights.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,11 @@ from minilab_gen.text.declared_tokens import read_declared_tokens
 from minilab_gen.text.tokenizer import get_tokenizer
 from minilab_gen.text.tokenizer_config import DECLARING_FILES
 
-_IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
+_log = logging.getLogger(__name__)
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+_IGNORED = ("rotary_emb.inv_freq", _HEAD)
 """Tensors that may stand in a folder besides: angles that follow from the config, and a tied head stored again."""
 
 _PIECE = 1 << 20
@@ -95,8 +100,21 @@ def open_checkpoint(folder: Path) -> tuple[StoredWeights, ModelConfig]:
     """The tensors in a folder, which are all there, and the shape of the model without ids that have no text."""
     config = read_config(folder)
     files = StoredWeights(folder)
+    config = _with_its_head(config, files)
     files.check({each.stored: each.shape for each in stored_tensors(config)}, _IGNORED)
     return files, replace(config, vocab_size=_spoken_vocabulary(folder, config.vocab_size))
+
+
+def _with_its_head(config: ModelConfig, files: StoredWeights) -> ModelConfig:
+    """The shape with the head that is stored: as in transformers, one that differs from the embedding is not tied."""
+    if not config.tied_embeddings or _HEAD not in files:
+        return config
+    if _EMBEDDING not in files:
+        files.rename(_HEAD, _EMBEDDING)  # some store what is tied under its other name
+    elif not files.equal(_HEAD, _EMBEDDING):
+        _log.warning("tie_word_embeddings is true, but %s is stored and differs from %s: it is used", _HEAD, _EMBEDDING)
+        return replace(config, tied_embeddings=False)
+    return config
 
 
 def _spoken_vocabulary(folder: Path, vocab_size: int) -> int:

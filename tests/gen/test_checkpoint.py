@@ -72,15 +72,6 @@ def test_tied_embeddings_are_stored_once(tmp_path: Path) -> None:
     assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
 
 
-def test_a_tied_head_that_is_stored_again_is_not_read(tmp_path: Path) -> None:
-    write_random(tmp_path, replace(EIGHT_TO_ONE, tied_embeddings=True))
-    expected = logits_of(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    save_file({**tensors, "lm_head.weight": torch.zeros(64, 64)}, tmp_path / "model.safetensors")
-
-    assert torch.equal(logits_of(tmp_path), expected)
-
-
 @pytest.mark.parametrize("files", [1, 3])
 def test_weights_in_several_files_are_those_of_one(checkpoint: Path, files: int) -> None:
     expected = logits_of(checkpoint)

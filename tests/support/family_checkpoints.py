@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from minilab_gen.models.checkpoint import load
+
 CONTEXT = 128
 
 
@@ -81,3 +83,20 @@ def write(folder: Path, kind: Kind, seed: int = 0) -> Any:
     stored = {name: weight.to(kind.dtype) for name, weight in model.state_dict().items()}
     model.save_pretrained(folder, state_dict=stored, max_shard_size=kind.shard)
     return model
+
+
+def reload(folder: Path) -> Any:
+    """The model that transformers makes of a folder, in float32."""
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def largest_gap(folder: Path) -> float:
+    """How far our logits of a folder are from those of transformers, in the columns that both have."""
+    ids = torch.tensor([[index * 7 % SHAPE["vocab_size"] for index in range(CONTEXT)]])
+    with torch.no_grad():
+        ours = load(folder, threads=1)(ids)[0][0]
+        theirs = reload(folder)(ids).logits[0, :, : ours.shape[1]]
+    assert theirs.std() > 0.1  # they say something
+    return float((ours - theirs).abs().max())
