@@ -35,6 +35,10 @@ def check_folder(folder: Path) -> Tokenizer:
 def read_config(folder: Path) -> ModelConfig:
     """The shape that ``config.json`` gives. Raises CheckpointError where it is missing or of no family served."""
     file = folder / "config.json"
+    if (folder / "adapter_config.json").exists() and not file.exists():
+        raise CheckpointError(
+            f"{folder} must hold a whole model, got an adapter; merge it into its base with merge_and_unload of peft"
+        )
     stored = read_json(file)
     try:
         return config_of(stored)

@@ -15,7 +15,10 @@ from typing import Any, Final, NamedTuple
 from safetensors import SafetensorError, safe_open
 
 from minilab_gen.errors import CheckpointError
+from minilab_gen.impostors import impostor
 from minilab_gen.json_file import read_json
+from minilab_gen.models.other_weights import check_that_nothing_else_holds_weights
+from minilab_gen.models.tensor_names import plain_names
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -74,6 +77,8 @@ class StoredWeights:
         self._places: dict[str, _Place] = {}
         for file in self.files:
             self._look_into(file)
+        names = plain_names(self._places)
+        self._places = {names[name]: place for name, place in self._places.items()}
 
     def check(self, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]) -> None:
         """Raise CheckpointError unless these tensors are there, in these shapes, and no others.
@@ -167,7 +172,10 @@ def check_weight_files(folder: Path) -> None:
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights of a folder, in order."""
     index = folder / INDEX_FILE
-    if (folder / SINGLE_FILE).exists() or not index.exists():
+    if (folder / SINGLE_FILE).exists():
+        return [folder / SINGLE_FILE]
+    if not index.exists():
+        check_that_nothing_else_holds_weights(folder)
         return [folder / SINGLE_FILE]
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
@@ -190,9 +198,12 @@ def _unreadable(file: Path, error: Exception) -> CheckpointError:
 
 def _check_size(file: Path) -> None:
     try:
+        other = impostor(file)
         size, promised = file.stat().st_size, _promised_size(file)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    if other is not None:
+        raise CheckpointError(other)
     if promised is not None and size < promised:
         raise CheckpointError(f"{file} cannot be read: it is cut short, {size} of {promised} bytes are there")
 

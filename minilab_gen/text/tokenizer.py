@@ -10,6 +10,7 @@ from tokenizers import Tokenizer as _Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from minilab_gen.errors import CheckpointError
+from minilab_gen.impostors import impostor, saved_again
 from minilab_gen.text.declared_tokens import read_declared_tokens
 from minilab_gen.text.stream_decoder import (
     ByteDecoder,
@@ -24,6 +25,9 @@ END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
 BASE_CHECKPOINT = Path(__file__).parent.parent / "base"
 """The folder of the shipped base model."""
+
+_OTHER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json")
+"""Tokenizers that transformers reads, or parts of them, where there is no ``tokenizer.json``."""
 
 
 class Tokenizer:
@@ -132,16 +136,28 @@ class Tokenizer:
 
 def get_tokenizer(path: str | Path = BASE_CHECKPOINT) -> Tokenizer:
     """The tokenizer of a checkpoint folder, by default of the base model, with all tokens that its files declare."""
-    file = Path(path) / "tokenizer.json"
+    folder = Path(path)
+    file = folder / "tokenizer.json"
     try:
         text = file.read_text(encoding="utf-8")
+        library = _library_of(text)
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+        raise CheckpointError(_another_tokenizer(folder) or f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{file} is not UTF-8: {error}") from error
-    library = _library_of(text)
-    read_declared_tokens(file.parent).add_to(library)
+        raise CheckpointError(impostor(file) or f"{file} is not UTF-8: {error}") from error
+    except CheckpointError as error:
+        raise CheckpointError(impostor(file) or f"{folder}: {error}") from error
+    read_declared_tokens(folder).add_to(library)
     return Tokenizer(library)
+
+
+def _another_tokenizer(folder: Path) -> str | None:
+    """What to do with a folder that has a tokenizer of another kind; None where it has none."""
+    found = next((name for name in _OTHER_FILES if (folder / name).exists()), None)
+    if found is None or (folder / "tokenizer.json").exists():
+        return None
+    command = saved_again("AutoTokenizer", folder)
+    return f"{folder} must have a tokenizer.json, got {found} only; with transformers installed: {command}"
 
 
 def _library_of(text: str) -> _Library:
