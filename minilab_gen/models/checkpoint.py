@@ -16,7 +16,7 @@ from minilab_gen.json_file import read_json
 from minilab_gen.kernels.decoder import WeightType
 from minilab_gen.kernels.library import numerics
 from minilab_gen.kernels.processors import processors
-from minilab_gen.models.checkpoint_folder import read_config
+from minilab_gen.models.checkpoint_folder import log_left_over, read_config, spoken_vocabulary
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.tensors import stored_tensors
@@ -99,6 +99,7 @@ def stamps(folder: Path) -> list[tuple[int, int, int]]:
 def open_checkpoint(folder: Path) -> tuple[StoredWeights, ModelConfig]:
     """The tensors in a folder, which are all there, and the shape of the model without ids that have no text."""
     config = read_config(folder)
+    log_left_over(folder)
     files = StoredWeights(folder)
     config = _with_its_head(config, files)
     files.check({each.stored: each.shape for each in stored_tensors(config)}, _IGNORED)
@@ -118,12 +119,7 @@ def _with_its_head(config: ModelConfig, files: StoredWeights) -> ModelConfig:
 
 
 def _spoken_vocabulary(folder: Path, vocab_size: int) -> int:
-    """How many ids the model may choose from: those that its tokenizer knows, all of them where there is none."""
+    """How many ids the model may choose from, all of them where there is no tokenizer."""
     if not (folder / "tokenizer.json").exists():
         return vocab_size
-    known = get_tokenizer(folder).vocab_size
-    if known > vocab_size:
-        raise CheckpointError(
-            f"{folder / 'tokenizer.json'} must know at most the {vocab_size} ids of the model, got {known}"
-        )
-    return known
+    return spoken_vocabulary(folder, get_tokenizer(folder), vocab_size)

@@ -13,6 +13,7 @@ from typing import Any
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.known_keys import changes_nothing
 from minilab_gen.models.rope_settings import ROPE_KEYS, read_rope
 from minilab_gen.request import shown
 
@@ -103,24 +104,6 @@ _ONLY: dict[str, Any] = {
 _READ = {"architectures", "head_dim", "layer_types", "model_type", *ROPE_KEYS}
 """Keys that are read one by one below."""
 
-# fmt: off
-_HARMLESS = {
-    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "attention_dropout", "bad_words_ids",
-    "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty",
-    "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id",
-    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "id2label",
-    "initializer_range", "is_decoder", "is_llama_config", "label2id", "length_penalty", "max_length",
-    "max_sequence_length", "max_window_layers", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
-    "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id", "prefix",
-    "pretraining_tp", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
-    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
-    "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
-    "transformers_version", "typical_p", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16",
-    "use_cache",
-}
-# fmt: on
-"""Keys that do not touch the logits: about training, storage, and how others generate."""
-
 
 def config_of(stored: Mapping[str, Any]) -> ModelConfig:
     """The shape that the content of ``config.json`` gives. Raises CheckpointError for all that is not served."""
@@ -178,9 +161,9 @@ def _family_of(stored: Mapping[str, Any]) -> Family:
 
 
 def _check_keys(stored: Mapping[str, Any], family: Family) -> None:
-    known = set(_SHAPE.values()) | set(_ONLY) | _READ | _HARMLESS | family.own_keys
+    known = set(_SHAPE.values()) | set(_ONLY) | _READ | family.own_keys
     for key, value in stored.items():
-        if key not in known and value is not None:
+        if key not in known and value is not None and not changes_nothing(key):
             raise CheckpointError(
                 f"the key {key} is not understood and may stand for another computation: {shown(value)}"
             )

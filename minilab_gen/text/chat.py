@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from minilab_gen.errors import CheckpointError, RequestError
 from minilab_gen.request import check_text, shown
-from minilab_gen.text.tokenizer_config import TOKEN_ROLES, tokenizer_settings
+from minilab_gen.text.tokenizer_config import TOKEN_ROLES, token_text, tokenizer_settings
 
 if TYPE_CHECKING:
     from minilab_gen.text.tokenizer import Tokenizer  # its library takes a while to load, and a conversation needs none
@@ -134,7 +134,7 @@ def read_chat_format(folder: Path) -> ChatFormat | None:
         return None
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARACTERS:
         raise CheckpointError(f"{folder}: a chat template must be text of at most {MAX_TEMPLATE_CHARACTERS} characters")
-    tokens = {name: _token_text(config.get(name)) for name in TOKEN_ROLES}
+    tokens = {name: token_text(config.get(name)) for name in TOKEN_ROLES}
     return ChatFormat(template, {name: text for name, text in tokens.items() if text is not None})
 
 
@@ -150,12 +150,6 @@ def _template(folder: Path, configured: Any) -> Any:
         return configured
     named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
     return named.get("default")
-
-
-def _token_text(token: Any) -> str | None:
-    """How a special token is spelled; old files write more about it than that."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _message(index: int, said: object) -> Message:

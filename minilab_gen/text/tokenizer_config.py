@@ -29,5 +29,11 @@ def tokenizer_settings(folder: Path) -> dict[str, Any]:
     return config if "added_tokens_decoder" in config else config | _content(folder / SPECIAL_TOKENS_MAP)
 
 
+def token_text(token: Any) -> str | None:
+    """How a special token is spelled; old files write more about it than that."""
+    text = token.get("content") if isinstance(token, dict) else token
+    return text if isinstance(text, str) else None
+
+
 def _content(file: Path) -> dict[str, Any]:
     return read_json(file) if file.exists() else {}

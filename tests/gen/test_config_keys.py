@@ -104,7 +104,7 @@ def keys_of(name: str) -> list[str]:
 
     defaults = getattr(transformers, f"{name}Config")()
     declared = {field.name for field in dataclasses.fields(defaults)}
-    generation = set(transformers.GenerationConfig().to_dict()) - {"_from_model_config"}
+    generation = set(transformers.GenerationConfig().to_dict())
     return sorted(declared | set(defaults.to_dict()) | generation)
 
 

@@ -221,7 +221,6 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"final_logit_softcapping": 30.0}, "the key final_logit_softcapping is not understood"),
     ({"residual_multiplier": 0.2}, "the key residual_multiplier is not understood"),
     ({"num_local_experts": 8}, "the key num_local_experts is not understood"),
-    ({"auto_map": {"AutoModelForCausalLM": "x.Y"}}, "the key auto_map is not understood"),
     ({"sliding_window": 16}, "the key sliding_window is not understood"),
     ({**_named("MistralForCausalLM"), "sliding_window": "all"}, "sliding_window must be an integer of at least 1"),
     ({**_named("Qwen2ForCausalLM"), "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 16}, FROM),
