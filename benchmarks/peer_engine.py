@@ -7,6 +7,7 @@ import itertools
 from peer_protocol import Job, Load, Peer, main
 
 from minilab_gen import engine
+from minilab_gen.kernels.decoder import WeightType
 from minilab_gen.kernels.library import backend, numerics
 from minilab_gen.models.checkpoint import load as load_model
 from minilab_gen.request import GenerationRequest
@@ -14,7 +15,8 @@ from minilab_gen.request import GenerationRequest
 
 def load(settings: Load) -> Peer:
     """The engine as a worker runs it, with a slot for every job."""
-    ours = engine.Engine(load_model(settings.checkpoint, threads=settings.threads), settings.max_batch)
+    weights: WeightType = "int8" if settings.weights == "int8" else "float32"
+    ours = engine.Engine(load_model(settings.checkpoint, weights, threads=settings.threads), settings.max_batch)
     rounds = itertools.count()
 
     def run(jobs: list[Job]) -> list[list[int]]:

@@ -1,4 +1,4 @@
-"""A Llama checkpoint written as the GGUF file that llama.cpp reads, every weight in float32.
+"""A Llama checkpoint written as the GGUF file that llama.cpp reads, its weights in float32 or in eight bits.
 
 It needs the packages gguf, numpy and safetensors, and no torch.
 
@@ -34,25 +34,30 @@ _BLOCK_NAMES = {
 }
 
 
-def write_gguf(checkpoint: Path, file: Path) -> None:
-    """Convert a folder with config.json, tokenizer.json and a float32 model.safetensors."""
+def write_gguf(checkpoint: Path, file: Path, kind: gguf.GGMLQuantizationType) -> None:
+    """Convert a folder with config.json, tokenizer.json and a float32 model.safetensors.
+
+    Matrices become what ``kind`` says; gains stay in float32, as llama.cpp's own conversion has them.
+    """
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     writer = gguf.GGUFWriter(file, "llama")
-    _add_shape(writer, config)
+    _add_shape(writer, config, kind)
     _add_tokenizer(writer, json.loads((checkpoint / "tokenizer.json").read_text(encoding="utf-8")), config)
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     for name, weight in load_file(checkpoint / "model.safetensors").items():
         module = _module(name.removesuffix(".weight"))
         if turned := heads.get(module.split(".")[-1]):
             weight = _with_pairs_side_by_side(weight, turned)  # noqa: PLW2901
-        writer.add_tensor(f"{module}.weight", np.ascontiguousarray(weight, dtype=np.float32))
+        held = kind if weight.ndim > 1 else gguf.GGMLQuantizationType.F32
+        values = gguf.quants.quantize(np.ascontiguousarray(weight, dtype=np.float32), held)
+        writer.add_tensor(f"{module}.weight", values, raw_dtype=held)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
 
 
-def _add_shape(writer: Any, config: dict[str, Any]) -> None:
+def _add_shape(writer: Any, config: dict[str, Any], kind: gguf.GGMLQuantizationType) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_block_count(config["num_hidden_layers"])
@@ -63,7 +68,8 @@ def _add_shape(writer: Any, config: dict[str, Any]) -> None:
     writer.add_rope_freq_base(config["rope_theta"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    writer.add_file_type(gguf.LlamaFileType.ALL_F32)
+    is_float = kind == gguf.GGMLQuantizationType.F32
+    writer.add_file_type(gguf.LlamaFileType.ALL_F32 if is_float else gguf.LlamaFileType.MOSTLY_Q8_0)
 
 
 def _add_tokenizer(writer: Any, tokenizer: dict[str, Any], config: dict[str, Any]) -> None:

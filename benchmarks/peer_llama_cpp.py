@@ -5,19 +5,24 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
+import gguf
 import llama_cpp  # type: ignore[import-not-found]
 import numpy as np
 from peer_gguf import write_gguf
 from peer_protocol import Job, Load, Peer, main
 
-_FILE = "model.gguf"
+_FILES = {
+    "float32": ("model.gguf", gguf.GGMLQuantizationType.F32),
+    "int8": ("q8_0.gguf", gguf.GGMLQuantizationType.Q8_0),
+}
 _SMALLEST_BATCH = 512
 """Tokens of one physical batch where jobs are few: llama.cpp's own default."""
 
 
 def convert(checkpoint: Path, folder: Path) -> None:
-    """Write the GGUF file."""
-    write_gguf(checkpoint, folder / _FILE)
+    """Write a GGUF file for each kind of weights."""
+    for name, kind in _FILES.values():
+        write_gguf(checkpoint, folder / name, kind)
 
 
 class _Context:
@@ -26,7 +31,7 @@ class _Context:
     def __init__(self, settings: Load) -> None:
         llama_cpp.llama_backend_init()
         model = llama_cpp.llama_model_load_from_file(
-            str(settings.converted / _FILE).encode(), llama_cpp.llama_model_default_params()
+            str(settings.converted / _FILES[settings.weights][0]).encode(), llama_cpp.llama_model_default_params()
         )
         self._context = llama_cpp.llama_init_from_model(model, self._parameters(settings))
         assert self._context, "llama.cpp must take the checkpoint and the settings"

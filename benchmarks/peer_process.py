@@ -44,6 +44,8 @@ class Program:
     arguments: tuple[str, ...] = ()
     converts: bool = False
     """Whether it reads a format of its own."""
+    narrows: bool = False
+    """Whether it can hold its weights in eight bits."""
     preloads: bool = False
     """Whether its documentation asks for Intel's OpenMP and tcmalloc to be loaded before anything else."""
 
@@ -91,8 +93,11 @@ class PeerProcess:
         self._convert = program.command(environments, CONVERT) if program.converts else None
         self._process: subprocess.Popen[str] | None = None
 
-    def load(self, checkpoint: Path, threads: int, max_batch: int, max_tokens: int) -> str:
-        """Convert, start and load, none of which is timed; returns the library's name and version."""
+    def load(self, checkpoint: Path, **settings: int | str) -> str:
+        """Convert, start and load, none of which is timed; returns the library's name and version.
+
+        ``settings`` are the other fields of :class:`peer_protocol.Load`.
+        """
         if not Path(self._command[0]).exists():
             raise PeerError("not installed")
         if self._convert and not any(self.converted.iterdir()):
@@ -108,7 +113,6 @@ class PeerProcess:
                 # A group of its own can be stopped as one; if this process is killed, the system ends it.
                 process_group=0,
             )
-        settings = {"threads": threads, "max_batch": max_batch, "max_tokens": max_tokens}
         answer = self._ask({"load": str(checkpoint), "converted": str(self.converted), **settings})
         self._signal(signal.SIGSTOP)
         return str(answer["version"])

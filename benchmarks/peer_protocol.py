@@ -3,7 +3,8 @@
 It imports nothing but the standard library: every peer's environment can
 run it. The benchmark says, and gets back:
 
-    {"load": folder, "converted": folder, "threads": 2, "max_batch": 64, "max_tokens": 128}  ->  {"version": ...}
+    {"load": folder, "converted": folder, "threads": 2, "max_batch": 64, "max_tokens": 128,
+     "weights": "float32"}  ->  {"version": ...}
     {"run": [[prompt ids, max_new_tokens], ...]}  ->  {"seconds": ..., "tokens": [[...], ...], "peak_bytes": ...}
 """
 
@@ -42,6 +43,8 @@ class Load:
     """Jobs that run at a time: all of them, so that no peer has to queue any."""
     max_tokens: int
     """Prompt and answer of the longest job."""
+    weights: str
+    """``float32``, or ``int8`` for the peers that have something like it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.metadata import version
 from typing import Any
@@ -36,10 +35,9 @@ def load(settings: Load) -> Peer:
         names = [
             enqueue(connection, GenerationRequest(tuple(job.prompt), job.max_new_tokens), Submission()) for job in jobs
         ]
-        # An answer's last token is its max_new_tokens-th, since no job has a stop token: its end comes right behind.
-        last_tokens = {name: job.max_new_tokens for name, job in zip(names, jobs, strict=True)}
-        answers = {name: _read_answer(connection, name) for name in _as_they_end(connection, worker, last_tokens)}
-        return [answers[name] for name in names]
+        return [
+            _await_answer(connection, worker, name, job.max_new_tokens) for name, job in zip(names, jobs, strict=True)
+        ]
 
     def processes() -> list[int]:
         server = embedded.status().pid
@@ -48,19 +46,15 @@ def load(settings: Load) -> Peer:
     return Peer(f"{service.server_version(connection)}, rq {version('rq')}", run, processes)
 
 
-def _as_they_end(connection: redis.Redis, worker: service.WorkerProcess, last_tokens: dict[str, int]) -> Iterator[str]:
-    """Each job's id once its stream has ended. Nothing is read meanwhile, as no peer hands out tokens one by one."""
-    waiting: dict[Any, Any] = {keys.token_stream(name): entry_id(last) for name, last in last_tokens.items()}
-    names = {keys.token_stream(name): name for name in last_tokens}
-    while waiting:
-        ended: Any = connection.xread(waiting, block=BLOCK_MS)
+def _await_answer(connection: redis.Redis, worker: service.WorkerProcess, name: str, tokens: int) -> list[int]:
+    """A job's token ids, read once its stream has ended: no peer hands out tokens one by one.
+
+    One stream is waited for at a time, as a program does that wants all answers. Redis looks at every stream that is
+    waited for whenever one of them grows, which took it longer than all else when they were waited for together.
+    """
+    last: Any = {keys.token_stream(name): entry_id(tokens)}  # no job has a stop token: its end comes right behind
+    while not connection.xread(last, block=BLOCK_MS):
         worker.check_alive()
-        for stream, _ in ended or ():
-            del waiting[stream.decode()]
-            yield names[stream.decode()]
-
-
-def _read_answer(connection: redis.Redis, name: str) -> list[int]:
     return [event.token_id for event in read_stream(connection, name) if isinstance(event, TokenEvent)]
 
 

@@ -30,14 +30,14 @@ from minilab_gen.bench import json_option, load_model, model_option
 from minilab_gen.measurement import Progress, facts, table, write_json
 from minilab_gen.models.kernel_model import KernelModel
 
-ENGINE: Final = Program("engine", "peer_engine.py", None)
+ENGINE: Final = Program("engine", "peer_engine.py", None, narrows=True)
 PROGRAMS: Final = (
     ENGINE,
     Program("service", "peer_service.py", None),
     Program("openvino", "peer_openvino.py", "openvino", converts=True),
     Program("ctranslate2", "peer_ctranslate2.py", "ctranslate2", converts=True),
     Program("vllm", "peer_vllm.py", "vllm", preloads=True),
-    Program("llama.cpp", "peer_llama_cpp.py", "llama_cpp", converts=True),
+    Program("llama.cpp", "peer_llama_cpp.py", "llama_cpp", converts=True, narrows=True),
     Program("onnxruntime", "peer_onnxruntime.py", "onnxruntime", converts=True),
     Program("transformers-batching", "peer_transformers.py", "transformers", ("continuous",)),
     Program("transformers", "peer_transformers.py", "transformers", ("one-by-one",)),
@@ -71,6 +71,7 @@ class Settings:
     threads: int
     rounds: int
     busy: int
+    int8: bool
     only: tuple[str, ...]
     environments: Path
     json_file: Path | None
@@ -81,8 +82,13 @@ class Settings:
 
     @property
     def programs(self) -> list[Program]:
-        """The engine, and those asked for; all of them by default."""
-        return [program for program in PROGRAMS if program is ENGINE or not self.only or program.name in self.only]
+        """The engine, and those asked for; all of them by default that can do it."""
+        able = [program for program in PROGRAMS if program.narrows or not self.int8]
+        return [program for program in able if program is ENGINE or not self.only or program.name in self.only]
+
+    @property
+    def weights(self) -> str:
+        return "int8" if self.int8 else "float32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +133,11 @@ def start_peers(settings: Settings, workload: Workload, scratch: Path, progress:
             stack.callback(peer.close)
             try:
                 record.version = peer.load(
-                    scratch / _CHECKPOINT, settings.threads, workload.at_once, workload.max_tokens
+                    scratch / _CHECKPOINT,
+                    threads=settings.threads,
+                    max_batch=workload.at_once,
+                    max_tokens=workload.max_tokens,
+                    weights=settings.weights,
                 )
             except PeerError as error:
                 record.failure = str(error)
@@ -159,6 +169,7 @@ def take_turns(contenders: list[Contender], jobs: list[Job], at_once: int, round
 @click.option("--threads", type=click.IntRange(min=1), default=2, help="Threads of each peer.")
 @click.option("--rounds", type=click.IntRange(min=1), default=5, help="Times that everything is run, in turn.")
 @click.option("--busy", type=click.IntRange(0, 64), default=0, help="Busy processes beside each peer.")
+@click.option("--int8", is_flag=True, help="Weights in eight bits, by those that have them: llama.cpp's are Q8_0.")
 @click.option("--only", multiple=True, type=click.Choice(_NAMES), help="Run the engine and this peer.  [default: all]")
 @click.option(
     "--environments",
@@ -185,9 +196,18 @@ def main(**options: Any) -> None:
             case = run_case(settings, workload, Path(scratch), progress)
             progress.clear()
             shown.append(_show(case, case.compare(model)))
-    click.echo(f"{settings.threads} threads, float32, greedy, {settings.rounds} rounds after one to warm up", nl=False)
+    click.echo(
+        f"{settings.threads} threads, {settings.weights}, greedy, {settings.rounds} rounds after one to warm up",
+        nl=False,
+    )
     click.echo(f", {settings.busy} busy processes beside. Conversion, loading and compiling are not timed.")
-    content = {"benchmark": "peers", "threads": settings.threads, "rounds": settings.rounds, "busy": settings.busy}
+    content = {
+        "benchmark": "peers",
+        "threads": settings.threads,
+        "rounds": settings.rounds,
+        "busy": settings.busy,
+        "weights": settings.weights,
+    }
     write_json(settings.json_file, content | {"cases": shown} | facts(settings.folder, model))
 
 

@@ -44,6 +44,27 @@ class _Choice(NamedTuple):
     error: str
 
 
+class _Rows:
+    """What a step reads, row by row, and the sequences that are read to their end with it."""
+
+    def __init__(self, chunks: Iterable[Chunk]) -> None:
+        self.ids: list[int] = []
+        self.slots: list[int] = []
+        self.positions: list[int] = []
+        self.outputs: list[int] = []
+        """The last row of each finished sequence."""
+        self.finished: list[Sequence] = []
+        for sequence, tokens in chunks:
+            start, end, slot = sequence.read, sequence.read + tokens, sequence.slot
+            assert slot is not None, "a sequence must hold a slot before it is read"
+            self.ids += sequence.ids[start:end]
+            self.slots += [slot] * tokens
+            self.positions += range(start, end)
+            if end == len(sequence.ids):
+                self.outputs.append(len(self.ids) - 1)
+                self.finished.append(sequence)
+
+
 class Engine:
     """Runs up to ``max_batch`` sequences at a time; the others wait, first come, first served.
 
@@ -163,37 +184,25 @@ class Engine:
     def _read(self, chunks: list[Chunk]) -> list[_Choice]:
         if not chunks:
             return []
-        ids: list[int] = []
-        slots: list[int] = []
-        positions: list[int] = []
-        output_rows: list[int] = []
-        for chunk in chunks:
-            sequence, tokens = chunk.sequence, chunk.tokens
-            assert sequence.slot is not None, "a sequence must hold a slot before it is read"
-            ids += sequence.ids[sequence.read : sequence.read + tokens]
-            slots += [sequence.slot] * tokens
-            positions += range(sequence.read, sequence.read + tokens)
-            if chunk.is_last:
-                output_rows.append(len(ids) - 1)
-        finished = [chunk.sequence for chunk in chunks if chunk.is_last]
-        logits = self._room_for_logits(len(finished)) if self._on_logits else None
+        rows = _Rows(chunks)
+        logits = self._room_for_logits(len(rows.finished)) if self._on_logits else None
         chosen = self._decoder.run(
-            ids,
-            slots,
-            positions,
-            output_rows,
-            samplers=[sequence.sampler for sequence in finished],
+            rows.ids,
+            rows.slots,
+            rows.positions,
+            rows.outputs,
+            samplers=[sequence.sampler for sequence in rows.finished],
             logits=None if logits is None else logits.data_ptr(),
         )
-        self._on_phase("decode" if len(ids) == len(chunks) == len(finished) else "prefill")
-        for chunk in chunks:
-            chunk.sequence.read += chunk.tokens
+        self._on_phase("decode" if len(rows.ids) == len(chunks) == len(rows.finished) else "prefill")
+        for sequence, tokens in chunks:
+            sequence.read += tokens
         if self._on_logits and logits is not None:
-            for sequence, row in zip(finished, logits, strict=True):
+            for sequence, row in zip(rows.finished, logits, strict=True):
                 self._on_logits(sequence, row)
         return [
             _Choice(sequence, token if token >= 0 else None, "non-finite logits")
-            for sequence, token in zip(finished, chosen, strict=True)
+            for sequence, token in zip(rows.finished, chosen, strict=True)
         ]
 
     def _room_for_logits(self, rows: int) -> Tensor:

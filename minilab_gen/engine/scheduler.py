@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from minilab_gen.engine.sequence import Sequence
 
@@ -17,17 +17,11 @@ _HEADROOM = 16
 """Tokens of the budget left to each running sequence as a newcomer is let in, lest it be preempted at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class Chunk:
+class Chunk(NamedTuple):
     """A sequence and how many of its unread ids a step reads."""
 
     sequence: Sequence
     tokens: int
-
-    @property
-    def is_last(self) -> bool:
-        """Whether all ids are read after it, so that a token can be chosen."""
-        return self.tokens == self.sequence.unread
 
 
 class Scheduler:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from minilab_gen.kernels.sampler import TokenSampler
 from minilab_gen.request import GenerationRequest
@@ -47,17 +47,17 @@ class Sequence:
 
     def end_after(self, context_length: int) -> EngineEnd | None:
         """Why the sequence ends with its last token, or None if it goes on."""
-        if self.tokens and self.ids[-1] in self.request.stop_ids:
+        tokens, request = self.tokens, self.request
+        if tokens and request.stop_ids and self.ids[-1] in request.stop_ids:
             return "stop"
-        if self.tokens >= self.request.max_new_tokens:
+        if tokens >= request.max_new_tokens:
             return "length"
         if len(self.ids) >= context_length:
             return "context"
         return None
 
 
-@dataclass(frozen=True, slots=True)
-class Chosen:
+class Chosen(NamedTuple):
     """A token was chosen for a sequence."""
 
     sequence: Sequence

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from minilab_gen.errors import StreamError
 
@@ -22,9 +22,8 @@ Fields = dict[str, str]
 RawEntry = tuple[bytes, Mapping[bytes, bytes]]
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """The n-th token of an answer."""
+class TokenEvent(NamedTuple):
+    """The n-th token of an answer. A tuple, because one is made for every token, in a third of the time."""
 
     number: int
     token_id: int

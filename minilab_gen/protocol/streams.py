@@ -47,7 +47,7 @@ END_SCRIPT: Final = f"{SEAL} return entry"
 
 APPEND_SCRIPT: Final = f"""
 {_APPEND_END}
-local answers, key, word = {{}}, 0, 0
+local refused, entries, key, word = {{}}, 0, 0, 0
 local function next_key() key = key + 1; return KEYS[key] end
 local function next_word() word = word + 1; return ARGV[word] end
 local function end_if_owned(stream, owners, number, seconds, member, count)
@@ -69,11 +69,16 @@ while key < #KEYS do
   else
     answer = end_if_owned(stream, next_key(), next_word(), next_word(), next_word(), next_word())
   end
-  answers[#answers + 1] = answer
+  entries = entries + 1
+  if not answer or answer.err then
+    refused[#refused + 1] = entries
+    refused[#refused + 1] = answer
+  end
 end
-return answers
+return refused
 """
-"""Appends the entries of a worker's step, each to its stream; answers for each its id, an error, or nil.
+"""Appends the entries of a worker's step, each to its stream; answers the numbers, from 1, of those that Redis did
+not take, each followed by an error, or by nil.
 
 ``next``: a token after others, refused with nil where the stream has expired, so that none begins in the middle.
 ``first``: the first token, with an expiry. ``end``: the terminal entry, refused unless the worker still owns the job.

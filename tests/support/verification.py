@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import redis
@@ -42,7 +41,7 @@ def alter(server: redis.Redis, job_id: str, number: int, **changes: Any) -> Toke
     stream = read_stream(server, job_id)
     before = stream[number - 1]
     assert isinstance(before, TokenEvent)
-    stream[number - 1] = replace(before, **changes)
+    stream[number - 1] = before._replace(**changes)
     rewrite(server, job_id, stream)
     return before
 

@@ -92,13 +92,15 @@ class Publisher:
     def collect(self) -> list[JobRun]:
         """Read the answers to what was sent. A refusal is no error: see :meth:`take_refused`."""
         sent, watched, self._sent, self._watched = self._sent, self._watched, [], ()
-        answers = self._answer() if sent else []
+        refused = self._answer() if sent else []
         flags = self._answer() if watched else []
-        for run, answer in zip(sent, answers, strict=True):
-            if _is_accepted(run, answer):
-                run.confirmed += 1
-            else:
-                self._refused.append(run)
+        for run in sent:
+            run.confirmed += 1
+        for number, answer in zip(refused[::2], refused[1::2], strict=True):
+            run = sent[number - 1]
+            run.confirmed -= 1
+            _check_refusal(run, answer)
+            self._refused.append(run)
         return [run for run, flag in zip(watched, flags, strict=True) if flag is not None]
 
     def take_refused(self) -> list[JobRun]:
@@ -195,15 +197,12 @@ def _packed(*words: str | int) -> bytes:
     return packed
 
 
-def _is_accepted(run: JobRun, answer: Any) -> bool:
-    """Whether Redis took an entry; False where another worker's stands in its place. Raises what else it says."""
+def _check_refusal(run: JobRun, answer: Exception | None) -> None:
+    """Raise why Redis did not take an entry, unless another worker's stands in its place."""
     if answer is None:
         raise redis.DataError(f"the stream of {run.job_id} is gone")
-    if not isinstance(answer, Exception):
-        return True
-    if any(refusal in str(answer) for refusal in _REFUSALS):
-        return False
-    raise answer
+    if not any(refusal in str(answer) for refusal in _REFUSALS):
+        raise answer
 
 
 def _is_beginning_of(events: list[Event], length: Any, last: Any) -> bool:

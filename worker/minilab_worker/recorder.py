@@ -10,6 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
+from typing import Final
 
 import redis
 
@@ -18,6 +19,11 @@ from minilab_worker.job_store import JobStore
 from minilab_worker.outage import RedisOutage
 
 _log = logging.getLogger(__name__)
+
+_ENDS_SHARE: Final = 8
+"""One end for so many jobs that the worker holds is waited for, so that few jobs wait for none."""
+_LONGEST_WAIT: Final = 0.02
+"""Seconds from the first of them: some steps of a small model. Its stream has told its readers of the end already."""
 
 
 class Recorder:
@@ -61,16 +67,23 @@ class Recorder:
             self.failure = error
 
     def _next_ones(self) -> list[JobRun]:
-        """All jobs that are waiting, at least one; none once the recorder is closed."""
-        following = self._published.get()
+        """The jobs that wait, at least one; none once the recorder is closed.
+
+        One call records many for little more than one, so the more jobs run, the more ends are waited for, a moment.
+        """
         runs: list[JobRun] = []
-        while following is not None:
+        give_up = float("inf")
+        while self._jobs.used // _ENDS_SHARE > len(runs) or not runs or not self._published.empty():
+            try:
+                following = self._published.get(timeout=max(0.0, give_up - time.monotonic()) if runs else None)
+            except queue.Empty:
+                break
+            if following is None:
+                if runs:
+                    self._published.put(None)  # to be found next time
+                break
             runs.append(following)
-            if self._published.empty():
-                return runs
-            following = self._published.get()
-        if runs:
-            self._published.put(None)  # to be found next time
+            give_up = min(give_up, time.monotonic() + _LONGEST_WAIT)
         return runs
 
     def _record_all(self, runs: list[JobRun]) -> list[JobRun] | None:

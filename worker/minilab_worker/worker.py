@@ -46,6 +46,9 @@ IDLE_WAIT: Final = 0.05
 _SLOT_WAIT: Final = 0.1
 """Seconds of one wait for a free slot: how late a full worker sees that it is to stop."""
 
+_CLAIM_PAUSE: Final = 0.003
+"""Seconds between two claims while jobs run: those that are submitted meanwhile are claimed together."""
+
 _SHORT_PAUSE: Final = 0.05
 """Seconds between two looks at what still runs while the worker drains."""
 
@@ -128,7 +131,7 @@ class Worker:
         self._returned: list[StartedJob] = []
         self._journal = Journal(shows_text=settings.log_text)
         self._outage = RedisOutage("claims and heartbeats")
-        self._next_renewal = self._next_card = 0.0
+        self._next_renewal = self._next_card = self._next_claim = 0.0
 
     @property
     def name(self) -> str:
@@ -272,11 +275,14 @@ class Worker:
 
     def _claim_what_fits(self) -> None:
         """Claim jobs for the free slots; with none free, or no job, wait a little."""
+        if self._jobs.used:
+            time.sleep(max(0.0, self._next_claim - time.monotonic()))
         free = self._jobs.free
         if not free:
             self._jobs.wait(_SLOT_WAIT)
             return
         claims = self._store.claim(free, IDLE_WAIT)
+        self._next_claim = time.monotonic() + _CLAIM_PAUSE
         for claim in claims:
             self._begin(claim)
         if not claims and self._settings.burst and not self._jobs.used:

@@ -33,6 +33,7 @@ struct Product {
     const float* bias;  // (panels * 16) or null
     float* gates;       // scratch, (rows, 16)
     float* wide;        // scratch, (inputs, 16 * WIDEST): panels widened to float once for many rows
+    const char* next;   // panels that this thread will probably read afterwards, or null
 };
 constexpr int WIDEST = 8;  // panels at most in one tile
 

@@ -20,6 +20,9 @@ constexpr int TALLEST = 2, PANELS_OF[7] = {0, 1, 1, 1, 1, 1, 1};
 constexpr int TALLEST = 6, PANELS_OF[7] = {0, 4, 2, 2, 1, 1, 1};
 #endif
 
+// So many tiles widen narrow weights as they go, which the ports that multiply hardly notice; more share one widening.
+constexpr int FEW_TILES = 4;
+
 // Where a tile reads and writes. Strides of weights in bytes, of rows in floats.
 struct Tile {
     const float* x;
@@ -29,7 +32,7 @@ struct Tile {
     int inputs;
     float* out;
     int64_t out_row, out_panel;
-    const char* ahead;  // what the next tiles will read, fetched meanwhile, a cache line for each k
+    const char* ahead;  // what the next tiles will read: so many cache lines are fetched meanwhile, evenly
     int ahead_lines;
 };
 
@@ -48,9 +51,10 @@ template <int TYPE, int ROWS, int PANELS, bool CARRY = false> MLK_INLINE void co
         weights += t.k_stride;
     };
     int k = 0;
-    for (; k < t.ahead_lines; k++) {
-        __builtin_prefetch(t.ahead + int64_t{k} * 64);
-        advance(k);
+    const int every = t.ahead_lines ? t.inputs / t.ahead_lines : 0;
+    for (int line = 0; line < t.ahead_lines; line++) {
+        __builtin_prefetch(t.ahead + int64_t{line} * 64);
+        for (const int end = k + every; k < end; k++) advance(k);
     }
     for (; k < t.inputs; k++) advance(k);
     MLK_EACH(r, ROWS)
@@ -131,12 +135,11 @@ template <int TYPE, int PANELS> void rows_by_panels(const mlk::Product& job, int
     const mlk::Weight& w = *job.weight;
     alignas(64) float sums[TALLEST * PANELS * LANES];
     const char* weights = w.data + panel * w.panel_bytes;
-    const bool is_wide = TYPE == F32 || job.rows <= TALLEST;  // a tile alone widens as it goes
-    if (!is_wide) widen<TYPE>(w, panel, PANELS, job.wide);
-    const int64_t next = panel + PANELS < job.last ? panel + PANELS : panel;
-    const char* ahead = w.data + next * w.panel_bytes;
+    const char* ahead = panel + PANELS < job.last ? weights + w.panel_bytes * PANELS : job.next;
     const int lines = static_cast<int>(w.panel_bytes * PANELS / 64), tiles = (job.rows + TALLEST - 1) / TALLEST;
-    const int share = lines / tiles < w.inputs ? lines / tiles : w.inputs;
+    const int share = !ahead ? 0 : lines / tiles < w.inputs ? lines / tiles : w.inputs;
+    const bool is_wide = TYPE == F32 || tiles <= FEW_TILES;
+    if (!is_wide) widen<TYPE>(w, panel, PANELS, job.wide);
     for (int row = 0, height; row < job.rows; row += height, ahead += int64_t{share} * 64) {
         height = height_at(row, job.rows);
         Tile t = {job.x + row * job.x_stride,

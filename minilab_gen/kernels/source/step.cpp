@@ -20,7 +20,7 @@ constexpr int STAGES_OF_A_LAYER = 6;
 
 // Rows of a bundle. Weights that lie in the last cache may be read for a few rows; from memory they must be worth it.
 constexpr int64_t IN_CACHE = int64_t{24} << 20;  // bytes of weights
-constexpr int FEWEST_CACHED = 8, FEWEST_STREAMED = 32, BUNDLE = 24, LARGEST_BUNDLE = 96;
+constexpr int FEWEST_CACHED = 8, FEWEST_STREAMED = 64, BUNDLE = 24, LARGEST_BUNDLE = 96;
 constexpr int UNIT = 12;   // prompt tokens that attend as one piece
 constexpr int LONG = 512;  // positions from which a lone token's heads are worth splitting
 
@@ -101,24 +101,52 @@ struct Rows {
     int first, count;
 };
 
-void multiply(Model& m, Own& own, Kind kind, int layer, const float* x, Rows rows, int first, int last) {
-    Layer& y = m.w->layers[layer];
-    auto product = [&](const float* from, int64_t from_stride, const Weight& w, Epilogue epilogue, Scratch& out,
-                       int64_t out_stride, const float* bias) {
+const Weight& weight_of(const Model& m, Kind kind, int layer) {
+    const Layer& y = m.w->layers[layer];
+    switch (kind) {
+        case QKV: return y.qkv;
+        case OUTPUT: return y.output;
+        case GATE_UP: return y.gate_up;
+        case DOWN: return y.down;
+        default: return m.w->head;
+    }
+}
+
+struct ProductAt {
+    Kind kind;
+    int layer;
+};
+
+// The product that comes next; after the head, the first of the next step.
+ProductAt after(const Model& m, Kind kind, int layer) {
+    switch (kind) {
+        case QKV: return {OUTPUT, layer};
+        case OUTPUT: return {GATE_UP, layer};
+        case GATE_UP: return {DOWN, layer};
+        case DOWN: return layer + 1 < m.w->shape.layers ? ProductAt{QKV, layer + 1} : ProductAt{HEAD, 0};
+        default: return {QKV, 0};
+    }
+}
+
+// Panels `first` to `last` of a product; `next` is what the thread will read afterwards.
+void multiply(Model& m, Own& own, Kind kind, int layer, const float* x, Rows rows, int first, int last,
+              const char* next) {
+    const Weight& w = weight_of(m, kind, layer);
+    auto product = [&](const float* from, int64_t from_stride, Epilogue epilogue, Scratch& out, int64_t out_stride,
+                       const float* bias) {
         m.backend->product({from, from_stride, rows.count, &w, first, last, epilogue,
                             out.floats() + rows.first * out_stride, out_stride, bias, own.gates.floats(),
-                            own.wide.floats()});
+                            own.wide.floats(), next});
     };
     const float* mixed = m.mixed_rows.floats() + int64_t{rows.first} * m.w->mixed;
     const float* hidden = m.hidden.floats() + int64_t{rows.first} * m.w->d_hidden;
+    const float* bias = m.w->shape.qkv_bias ? m.w->layers[layer].bias : nullptr;
     switch (kind) {
-        case QKV:
-            return product(x, m.w->d_model, y.qkv, STORE, m.qkv_rows, m.w->qkv, m.w->shape.qkv_bias ? y.bias : nullptr);
-        case OUTPUT: return product(mixed, m.w->mixed, y.output, ADD, m.x, m.w->d_model, nullptr);
-        case GATE_UP: return product(x, m.w->d_model, y.gate_up, SILU_TIMES, m.hidden, m.w->d_hidden, nullptr);
-        case DOWN: return product(hidden, m.w->d_hidden, y.down, ADD, m.x, m.w->d_model, nullptr);
-        default:
-            return product(x, m.w->d_model, m.w->head, STORE, m.logits, int64_t{m.w->head.panels} * LANES, nullptr);
+        case QKV: return product(x, m.w->d_model, STORE, m.qkv_rows, m.w->qkv, bias);
+        case OUTPUT: return product(mixed, m.w->mixed, ADD, m.x, m.w->d_model, nullptr);
+        case GATE_UP: return product(x, m.w->d_model, SILU_TIMES, m.hidden, m.w->d_hidden, nullptr);
+        case DOWN: return product(hidden, m.w->d_hidden, ADD, m.x, m.w->d_model, nullptr);
+        default: return product(x, m.w->d_model, STORE, m.logits, int64_t{w.panels} * LANES, nullptr);
     }
 }
 
@@ -152,22 +180,29 @@ void choose_output(Model& m, Own& own, int output) {
 
 // Few rows ------------------------------------------------------------------------------------------------------------
 
-int panels_of(const Model& m, Kind kind) {
-    const Layer& y = m.w->layers[0];
-    switch (kind) {
-        case QKV: return y.qkv.panels;
-        case OUTPUT: return y.output.panels;
-        case GATE_UP: return y.gate_up.panels / 2;  // pairs
-        case DOWN: return y.down.panels;
-        default: return m.w->head.panels;
-    }
-}
+// Panels that stay together: a gate's and what it gates.
+int width_of(Kind kind) { return kind == GATE_UP ? 2 : 1; }
+int panels_of(const Model& m, Kind kind) { return weight_of(m, kind, 0).panels / width_of(kind); }
 
 // How many pieces a product is handed out in: some for each thread, so that one that is late takes fewer.
 int pieces_of(const Model& m, Kind kind, int rows) {
     const int panels = panels_of(m, kind), threads = m.team.size();
     const int each = rows <= 3 ? (kind == HEAD ? 8 : 2) : 8;
     return threads == 1 ? 1 : std::min(panels, threads * each);
+}
+int start_of(const Model& m, Kind kind, int piece) {
+    return static_cast<int>(int64_t{panels_of(m, kind)} * piece / m.chunks[kind]) * width_of(kind);
+}
+
+// Where the piece begins that a thread will probably take after this one: the others take those between.
+const char* piece_after(const Model& m, Kind kind, int layer, int piece) {
+    ProductAt at = {kind, layer};
+    for (piece += m.team.size(); piece >= m.chunks[at.kind]; at = after(m, at.kind, at.layer)) {
+        if (at.kind == HEAD) return nullptr;
+        piece -= m.chunks[at.kind];
+    }
+    const Weight& w = weight_of(m, at.kind, at.layer);
+    return w.data + start_of(m, at.kind, piece) * w.panel_bytes;
 }
 
 // Normed rows of the residual stream; each thread makes its own once for a stage, which is quicker than to wait.
@@ -185,9 +220,9 @@ void shared_piece(void* context, int thread, int stage, int piece) {
     Model& m = *static_cast<Model*>(context);
     Own& own = m.own[thread];
     const int layer = std::min(stage / STAGES_OF_A_LAYER, m.w->shape.layers - 1);
-    const int kind = stage < m.w->shape.layers * STAGES_OF_A_LAYER
-                         ? stage % STAGES_OF_A_LAYER
-                         : HEAD + stage - m.w->shape.layers * STAGES_OF_A_LAYER;
+    const Kind kind = static_cast<Kind>(stage < m.w->shape.layers * STAGES_OF_A_LAYER
+                                            ? stage % STAGES_OF_A_LAYER
+                                            : HEAD + stage - m.w->shape.layers * STAGES_OF_A_LAYER);
     const Layer& y = m.w->layers[layer];
     if (kind == PLACE) {
         for (int kv = 0; kv < m.w->shape.kv_heads; kv++) place(m, layer, piece, kv);
@@ -201,12 +236,9 @@ void shared_piece(void* context, int thread, int stage, int piece) {
     } else {
         const float* gain = kind == QKV ? y.attention_norm : kind == GATE_UP ? y.feed_forward_norm : nullptr;
         const float* x = gain || kind == HEAD ? normed_for(m, own, stage, gain) : nullptr;
-        const int64_t panels = panels_of(m, static_cast<Kind>(kind)), pieces = m.chunks[kind],
-                      wide = kind == GATE_UP ? 2 : 1;
-        const int first = static_cast<int>(panels * piece / pieces * wide),
-                  last = static_cast<int>(panels * (piece + 1) / pieces * wide);
-        multiply(m, own, static_cast<Kind>(kind), layer, x, {0, kind == HEAD ? m.step.outputs : m.step.rows}, first,
-                 last);
+        const Rows rows = {0, kind == HEAD ? m.step.outputs : m.step.rows};
+        multiply(m, own, kind, layer, x, rows, start_of(m, kind, piece), start_of(m, kind, piece + 1),
+                 piece_after(m, kind, layer, piece));
     }
 }
 
@@ -244,6 +276,12 @@ void wait_for_layer(Model& m, int bundle, int layer) {
         m.team.parking.wait_while(progress, p, SPINS);
 }
 
+void multiply_all(Model& m, Own& own, Kind kind, int layer, const float* x, Rows rows) {
+    const ProductAt next = after(m, kind, layer);
+    multiply(m, own, kind, layer, x, rows, 0, weight_of(m, kind, layer).panels,
+             weight_of(m, next.kind, next.layer).data);
+}
+
 void bundle_piece(void* context, int thread, int, int bundle) {
     Model& m = *static_cast<Model*>(context);
     Own& own = m.own[thread];
@@ -257,7 +295,7 @@ void bundle_piece(void* context, int thread, int, int bundle) {
     for (int layer = 0; layer < m.w->shape.layers; layer++) {
         const Layer& y = m.w->layers[layer];
         norm_rows(m, x, y.attention_norm, rows.count, normed);
-        multiply(m, own, QKV, layer, normed, rows, 0, y.qkv.panels);
+        multiply_all(m, own, QKV, layer, normed, rows);
         for (int r = 0; r < rows.count; r++)
             for (int kv = 0; kv < kv_heads; kv++) place(m, layer, rows.first + r, kv);
         if (follows) wait_for_layer(m, bundle - 1, layer);
@@ -269,14 +307,14 @@ void bundle_piece(void* context, int thread, int, int bundle) {
                 count++;
             for (int kv = 0; kv < kv_heads; kv++) attend(m, own, layer, {rows.first + r, count}, kv, 0, m.w->group);
         }
-        multiply(m, own, OUTPUT, layer, nullptr, rows, 0, y.output.panels);
+        multiply_all(m, own, OUTPUT, layer, nullptr, rows);
         norm_rows(m, x, y.feed_forward_norm, rows.count, normed);
-        multiply(m, own, GATE_UP, layer, normed, rows, 0, y.gate_up.panels);
-        multiply(m, own, DOWN, layer, nullptr, rows, 0, y.down.panels);
+        multiply_all(m, own, GATE_UP, layer, normed, rows);
+        multiply_all(m, own, DOWN, layer, nullptr, rows);
     }
     const Rows outputs = outputs_of(m.step, rows);
     norm_outputs(m, outputs, normed);
-    multiply(m, own, HEAD, 0, normed, outputs, 0, m.w->head.panels);
+    multiply_all(m, own, HEAD, 0, normed, outputs);
     for (int o = 0; o < outputs.count; o++) choose_output(m, own, outputs.first + o);
 }
 
@@ -289,16 +327,40 @@ int bundles_of(const Model& m, int rows) {
     return std::max(threads * std::min(rounds, 4), (rows + LARGEST_BUNDLE - 1) / LARGEST_BUNDLE);
 }
 
-// Where the bundles begin. One that takes up a prompt begins at a block of 16 keys: the earlier one reads its last
-// block whole, and what is behind its own positions there, though it is never used, must not be written meanwhile.
+// Multiply-adds of a row's layers, of its logits, and of attending to one position, whose short sums and exponentials
+// take half as long again.
+struct Costs {
+    double row, output, position;
+};
+
+Costs costs_of(const Model& m) {
+    const mlk_shape& s = m.w->shape;
+    double row = 0;
+    for (Kind kind : {QKV, OUTPUT, GATE_UP, DOWN}) {
+        const Weight& w = weight_of(m, kind, 0);
+        row += 1.0 * s.layers * w.inputs * w.outputs;
+    }
+    return {row, 1.0 * m.w->head.inputs * m.w->head.outputs, 3.0 * s.layers * s.heads * s.head_dim};
+}
+
+// Where the bundles begin: each costs about the same. One that takes up a prompt begins at a block of 16 keys: the
+// earlier one reads its last block whole, and what is behind its own positions there, though it is never used, must not
+// be written meanwhile.
 void run_bundles(Model& m, int count) {
     const mlk_step& s = m.step;
-    int found = 0;
+    const Costs costs = costs_of(m);
+    double all = costs.row * s.rows + costs.output * s.outputs, before = 0;
+    for (int r = 0; r < s.rows; r++) all += costs.position * s.positions[r];
+    int found = 0, output = 0, next = 1;
     m.bundles[0] = 0;
-    for (int b = 1; b < count; b++) {
-        int row = static_cast<int>(int64_t{s.rows} * b / count);
-        while (row > m.bundles[found] && s.slots[row] == s.slots[row - 1] && s.positions[row] % LANES) row--;
-        if (row > m.bundles[found]) m.bundles[++found] = row;
+    for (int r = 0; r < s.rows; r++) {
+        for (; next < count && before >= all * next / count; next++) {
+            int row = r;
+            while (row > m.bundles[found] && s.slots[row] == s.slots[row - 1] && s.positions[row] % LANES) row--;
+            if (row > m.bundles[found]) m.bundles[++found] = row;
+        }
+        before += costs.row + costs.position * s.positions[r];
+        if (output < s.outputs && s.output_rows[output] == r) before += costs.output, output++;
     }
     m.bundles[++found] = s.rows;
     for (int b = 0; b < found; b++) m.progress[b].store(0, std::memory_order_relaxed);
