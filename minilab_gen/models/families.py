@@ -61,14 +61,17 @@ _QWEN2 = _LLAMA | {
     "use_sliding_window": False,
 }
 
+_BIAS = frozenset({"attention_bias"})
 _WINDOW = frozenset({"sliding_window"})
 _SOME_WINDOWS = frozenset({"max_window_layers", "sliding_window", "use_sliding_window"})
 
 FAMILIES = {
-    "LlamaForCausalLM": Family("llama", defaults=_LLAMA),
+    "LlamaForCausalLM": Family("llama", defaults=_LLAMA, own_keys=_BIAS),
     "MistralForCausalLM": Family("mistral", windowed=True, defaults=_MISTRAL, own_keys=_WINDOW),
     "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, defaults=_QWEN2, own_keys=_SOME_WINDOWS),
-    "Qwen3ForCausalLM": Family("qwen3", head_norm=True, defaults=_QWEN2 | {"head_dim": 128}, own_keys=_SOME_WINDOWS),
+    "Qwen3ForCausalLM": Family(
+        "qwen3", head_norm=True, defaults=_QWEN2 | {"head_dim": 128}, own_keys=_SOME_WINDOWS | _BIAS
+    ),
 }
 
 _SHAPE = {
@@ -113,13 +116,15 @@ def config_of(stored: Mapping[str, Any]) -> ModelConfig:
     theta, scaling = read_rope(stored, shape["context_length"])
     if family.windowed:
         shape["context_length"] = _within_window(shape["context_length"], _given(stored, family, "sliding_window"))
+    biased = _given(stored, family, "attention_bias") or False
     try:
         config = ModelConfig(
             **shape,
             own_head_dim=_given(stored, family, "head_dim"),
             rope_theta=theta,
             rope_scaling=scaling,
-            qkv_bias=family.qkv_bias,
+            qkv_bias=family.qkv_bias or biased,
+            output_bias=biased,
             head_norm=family.head_norm,
         )
     except ValueError as error:
@@ -130,10 +135,10 @@ def config_of(stored: Mapping[str, Any]) -> ModelConfig:
 
 def described(config: ModelConfig) -> dict[str, Any]:
     """The content of ``config.json`` for a shape: the first family that has it."""
-    traits = (config.qkv_bias, config.head_norm)
-    found = [name for name, family in FAMILIES.items() if (family.qkv_bias, family.head_norm) == traits]
+    found = [name for name, family in FAMILIES.items() if _has_traits(family, config)]
     if not found:
-        raise CheckpointError(f"no family has qkv_bias {config.qkv_bias} and head_norm {config.head_norm}")
+        traits = {name: getattr(config, name) for name in ("qkv_bias", "output_bias", "head_norm")}
+        raise CheckpointError(f"no family has {', '.join(f'{name} {value}' for name, value in traits.items())}")
     scaling = {"rope_type": "llama3", **asdict(config.rope_scaling)} if config.rope_scaling else None
     return {
         "architectures": found[:1],
@@ -143,9 +148,19 @@ def described(config: ModelConfig) -> dict[str, Any]:
         "rope_theta": config.rope_theta,
         "rope_scaling": scaling,
         "hidden_act": "silu",
-        "attention_bias": False,
+        "attention_bias": config.output_bias,
         "mlp_bias": False,
     }
+
+
+def _has_traits(family: Family, config: ModelConfig) -> bool:
+    """Whether a family has a model of this kind; a bias of what attention adds comes with those before it."""
+    biased = config.output_bias and "attention_bias" in family.own_keys
+    return (family.qkv_bias or biased, biased, family.head_norm) == (
+        config.qkv_bias,
+        config.output_bias,
+        config.head_norm,
+    )
 
 
 def _family_of(stored: Mapping[str, Any]) -> Family:

@@ -27,6 +27,7 @@ from minilab_gen.models.torch_checkpoint import read_model, write_checkpoint
 TRAITS: dict[str, dict[str, Any]] = {
     "tied": {"tied_embeddings": True},
     "biased": {"qkv_bias": True},
+    "all-biased": {"qkv_bias": True, "output_bias": True},
     "normed": {"head_norm": True},
     "own-heads": {"own_head_dim": 24},
     "scaled": {"rope_scaling": RopeScaling(8.0, 1.0, 4.0, 16)},

@@ -174,16 +174,20 @@ def test_a_window_of_attention_ends_the_context(
     assert caplog.messages == ([said] if context < 32 else [])
 
 
-@pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
-def test_a_config_that_is_written_is_the_one_that_is_read(family: str) -> None:
-    config = config_of({**BASIC, **_named(family), "head_dim": 24, "rope_scaling": LLAMA3})
+@pytest.mark.parametrize(
+    ("family", "biased"),
+    [(name, False) for name in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")]
+    + [(name, True) for name in ("LlamaForCausalLM", "Qwen3ForCausalLM")],
+)
+def test_a_config_that_is_written_is_the_one_that_is_read(family: str, biased: bool) -> None:
+    config = config_of({**BASIC, **_named(family), "attention_bias": biased, "head_dim": 24, "rope_scaling": LLAMA3})
 
     assert config_of(described(config)) == config
     assert described(config)["architectures"] == [family]
 
 
 def test_a_model_that_no_family_has_is_not_written() -> None:
-    with pytest.raises(CheckpointError, match="no family has qkv_bias True and head_norm True"):
+    with pytest.raises(CheckpointError, match="no family has qkv_bias True, output_bias False, head_norm True"):
         described(ModelConfig(qkv_bias=True, head_norm=True))
 
 
@@ -228,7 +232,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"use_sliding_window": True}, "use_sliding_window must be False, got True"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types must be full_attention in every layer"),
     ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
-    ({"attention_bias": True}, "attention_bias must be False, got True"),
+    ({**_named("MistralForCausalLM"), "attention_bias": True}, "attention_bias must be False, got True"),
+    ({**_named("Qwen2ForCausalLM"), "attention_bias": True}, "attention_bias must be False, got True"),
+    ({"attention_bias": "all"}, "output_bias must be true or false, got 'all'"),
     ({"mlp_bias": True}, "mlp_bias must be False, got True"),
     ({"num_hidden_layers": 0}, "n_layer must be an integer of at least 1, got 0"),
     ({"num_attention_heads": "8"}, "n_head must be an integer of at least 1, got '8'"),

@@ -45,11 +45,13 @@ KINDS = {
         dtype=torch.bfloat16,
     ),
     "tinyllama": Kind("Llama", {"num_key_value_heads": 1, "rms_norm_eps": 1e-5}),
+    "llama-biased": Kind("Llama", {"attention_bias": True}),
     "mistral": Kind("Mistral", {"sliding_window": None, "head_dim": 24}),
     "mistral-window": Kind("Mistral", {"sliding_window": CONTEXT}),
     "qwen-2": Kind("Qwen2", {"num_key_value_heads": 2, "rope_theta": 1_000_000.0}, shard="60KB"),
     "qwen-2.5": Kind("Qwen2", {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 16}),
     "qwen-3": Kind("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen-3-biased": Kind("Qwen3", {"head_dim": 24, "attention_bias": True}, dtype=torch.bfloat16),
 }
 
 SHAPE = {
