@@ -12,6 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from minilab_gen.errors import CheckpointError
 from minilab_gen.impostors import impostor, saved_again
 from minilab_gen.text.declared_tokens import read_declared_tokens
+from minilab_gen.text.llama_class import cut_by_class
 from minilab_gen.text.stream_decoder import (
     ByteDecoder,
     PieceDecoder,
@@ -20,6 +21,7 @@ from minilab_gen.text.stream_decoder import (
     bytes_of,
     piece_rules,
 )
+from minilab_gen.text.tokenizer_config import tokenizer_settings
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
@@ -147,6 +149,7 @@ def get_tokenizer(path: str | Path = BASE_CHECKPOINT) -> Tokenizer:
         raise CheckpointError(impostor(file) or f"{file} is not UTF-8: {error}") from error
     except CheckpointError as error:
         raise CheckpointError(impostor(file) or f"{folder}: {error}") from error
+    cut_by_class(library, folder, tokenizer_settings(folder), text)
     read_declared_tokens(folder).add_to(library)
     return Tokenizer(library)
 
