@@ -40,12 +40,12 @@ def spoken_vocabulary(folder: Path, tokenizer: Tokenizer, rows: int) -> int:
     """How many ids a model with so many rows may choose from: those that its tokenizer knows.
 
     A token for padding is often added to a tokenizer and not to its model, which is never asked for it: it may be the
-    one id beyond the rows. Raises CheckpointError for any other.
+    one id beyond the rows. So may tokens that have a role and no id. Raises CheckpointError for any other.
     """
-    known = tokenizer.vocab_size
+    known = tokenizer.numbered_size
     if known > rows and not (known == rows + 1 and rows in _padding_ids(folder, tokenizer)):
         raise CheckpointError(f"{folder / 'tokenizer.json'} must know at most the {rows} ids of the model, got {known}")
-    return min(known, rows)
+    return min(tokenizer.vocab_size, rows)
 
 
 def _padding_ids(folder: Path, tokenizer: Tokenizer) -> list[int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 from minilab_gen.errors import CheckpointError
@@ -17,14 +18,14 @@ _OF_BASE_MODEL: Final = ("embed_tokens.", "layers.", "norm.")
 """How names begin where the model was saved without its head: transformers adds what is left out as well."""
 
 
-def plain_names(stored: Iterable[str]) -> dict[str, str]:
+def plain_names(stored: Iterable[str], folder: Path) -> dict[str, str]:
     """The name of each tensor in the model, by its stored one. Raises CheckpointError where two would be one."""
     stored_as: dict[str, str] = {}
     for name in stored:
         plain = _plain(name)
         if plain in stored_as:
             both = f"{stored_as[plain]} and {name}"
-            raise CheckpointError(f"two tensors must not have one name, but {both} are both {plain}")
+            raise CheckpointError(f"{folder}: two tensors must not have one name, but {both} are both {plain}")
         stored_as[plain] = name
     return {name: plain for plain, name in stored_as.items()}
 

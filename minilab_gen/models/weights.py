@@ -77,7 +77,7 @@ class StoredWeights:
         self._places: dict[str, _Place] = {}
         for file in self.files:
             self._look_into(file)
-        names = plain_names(self._places)
+        names = plain_names(self._places, folder)
         self._places = {names[name]: place for name, place in self._places.items()}
 
     def check(self, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]) -> None:

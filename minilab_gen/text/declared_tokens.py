@@ -34,8 +34,11 @@ class DeclaredTokens:
     extra: tuple[AddedToken, ...] = ()
     """Special tokens without a role, and without ids of their own."""
 
-    def add_to(self, library: Tokenizer) -> None:
-        """Add what a tokenizer lacks, in transformers' order. Raises CheckpointError where an id would be another."""
+    def add_to(self, library: Tokenizer) -> int:
+        """Add what a tokenizer lacks, in transformers' order: first what has an id, then what has only a role.
+
+        Returns one more than the highest id that a file gives. Raises CheckpointError where an id would be another.
+        """
         own = library.get_added_tokens_decoder()
         by_id = dict(self.by_id) if self.file.name == TOKENIZER_CONFIG else {**self.by_id, **own}
         roles = {token.content for token in self.named.values()}
@@ -43,7 +46,9 @@ class DeclaredTokens:
             token.special = token.special or token.content in roles
         present = {token.content for token in (*own.values(), *by_id.values())}
         others = [token for token in (*self.named.values(), *self.extra) if token.content not in present]
-        library.add_tokens([*(by_id[token_id] for token_id in sorted(by_id)), *others])
+        library.add_tokens([by_id[token_id] for token_id in sorted(by_id)])
+        numbered = int(max(library.get_vocab(with_added_tokens=True).values())) + 1
+        library.add_tokens(others)
         for token_id, token in self.by_id.items():
             got = library.token_to_id(token.content)
             if got != token_id and token.content:
@@ -51,6 +56,7 @@ class DeclaredTokens:
                     f"{self.file}: the token {shown(token.content)} must have the id {token_id} as declared, but gets "
                     f"{got} with tokenizer.json; correct the file that is wrong"
                 )
+        return numbered
 
     def described(self) -> str:
         """The same content as a text, which is equal for equal declarations."""
@@ -62,7 +68,7 @@ def read_declared_tokens(folder: Path) -> DeclaredTokens:
     """What a folder declares. Raises CheckpointError for files that cannot be read so."""
     config = tokenizer_settings(folder)
     if config.get("split_special_tokens"):
-        raise CheckpointError(f"{folder / TOKENIZER_CONFIG}: split_special_tokens must be false, got true")
+        raise CheckpointError(f"{folder / TOKENIZER_CONFIG}: split_special_tokens must be false, got true; remove it")
     file, by_id = _with_ids(folder, config)
     roles = [*TOKEN_ROLES, *(key for key in config if key.endswith("_token") and key not in TOKEN_ROLES)]
     named = {key: config[key] for key in roles if isinstance(config.get(key), str | dict)}

@@ -35,12 +35,13 @@ _OTHER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json")
 class Tokenizer:
     """What ``tokenizer.json`` describes, of one of the kinds that :mod:`minilab_gen.text.stream_decoder` can stream."""
 
-    def __init__(self, library: _Library) -> None:
+    def __init__(self, library: _Library, numbered: int | None = None) -> None:
+        """``numbered`` is one more than the highest id that a file gives; behind it are tokens that only have roles."""
         if not library.get_vocab_size():
             raise CheckpointError("the tokenizer must have tokens, got none")
         library.no_truncation()  # some files say what was handy in training
         library.no_padding()
-        self._library = library
+        self._library, self._numbered = library, numbered
         self._bytes: dict[int, bytes] = {}  # of the tokens met so far: a large vocabulary is mostly never spoken
         self._whole: dict[int, str] = {}  # the text of those of them that are whole characters
         self._is_special = {token_id: token.special for token_id, token in library.get_added_tokens_decoder().items()}
@@ -58,6 +59,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the highest id that has a meaning, special ones included."""
         return int(max(self._library.get_vocab(with_added_tokens=True).values())) + 1
+
+    @property
+    def numbered_size(self) -> int:
+        """The same without tokens that got their ids here, since the files only say what they are for."""
+        return self.vocab_size if self._numbered is None else self._numbered
 
     def to_json(self) -> str:
         """The text of ``tokenizer.json``."""
@@ -150,8 +156,9 @@ def get_tokenizer(path: str | Path = BASE_CHECKPOINT) -> Tokenizer:
     except CheckpointError as error:
         raise CheckpointError(impostor(file) or f"{folder}: {error}") from error
     cut_by_class(library, folder, tokenizer_settings(folder), text)
-    read_declared_tokens(folder).add_to(library)
-    return Tokenizer(library)
+    if not library.get_vocab_size():
+        return Tokenizer(library)  # which refuses it
+    return Tokenizer(library, read_declared_tokens(folder).add_to(library))
 
 
 def _another_tokenizer(folder: Path) -> str | None:

@@ -8,14 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from minilab_worker.serving import load_served_model
 from support.checkpoint_folders import change_json, write_random
 from support.family_checkpoints import Kind, largest_gap, reload, write
 from support.small_models import tokenizer_of
 from support.tokenizer_kinds import KINDS, TEXT
 
+from minilab_gen.api import chat_prompt
 from minilab_gen.errors import CheckpointError
 from minilab_gen.models.checkpoint import load, read_stop_ids
 from minilab_gen.models.checkpoint_folder import check_folder, read_config
+from minilab_gen.text.chat import Conversation
 from minilab_gen.text.tokenizer import get_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about Python
@@ -105,10 +108,25 @@ def test_a_token_for_padding_that_has_no_row_is_never_chosen(
 def test_more_ids_than_rows_are_refused_but_for_padding(tmp_path: Path) -> None:
     write_random(tmp_path)
     rule = r"tokenizer\.json must know at most the 64 ids of the model, got"
-    for count, pad in [(65, {}), (66, {"pad_token": "<pad>"}), (64, {"pad_token": "<pad>", "mask_token": "<mask>"})]:
+    for count, pad in [(65, {}), (66, {"pad_token": "<pad>"}), (65, {"pad_token": "<pad>", "eos_token": "<end>"})]:
         (tmp_path / "tokenizer.json").write_text(tokenizer_of(count).to_json())
         (tmp_path / "tokenizer_config.json").write_text(json.dumps(pad))
 
         for reader in (check_folder, load):
             with pytest.raises(CheckpointError, match=rule):
                 reader(tmp_path)
+
+
+def test_tokens_that_have_a_role_and_no_id_need_no_row(tmp_path: Path) -> None:
+    """They are in transformers' tokenizer as well, behind all rows; a chat cannot end with one of them."""
+    import transformers
+
+    write_random(tmp_path)
+    roles = {"unk_token": "<unk>", "pad_token": "<pad>", "eos_token": "<end>", "chat_template": "{{ eos_token }}"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(roles))
+    card = load_served_model(tmp_path, "base", 4, 1).card
+    tokenizer = check_folder(tmp_path)
+
+    assert tokenizer.vocab_size == len(transformers.AutoTokenizer.from_pretrained(tmp_path)) == 67
+    assert (card.vocab_size, tokenizer.token_id("<end>")) == (64, 64)
+    assert 64 not in chat_prompt(Conversation.of("a"), card, tokenizer)[1]
