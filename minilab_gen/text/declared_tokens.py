@@ -16,6 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from minilab_gen.errors import CheckpointError
 from minilab_gen.json_file import read_json
 from minilab_gen.request import shown
+from minilab_gen.text.tokenizer_class import class_of, roles_of
 from minilab_gen.text.tokenizer_config import ADDED_TOKENS, TOKEN_ROLES, TOKENIZER_CONFIG, tokenizer_settings
 
 _LISTS = ("extra_special_tokens", "additional_special_tokens")
@@ -66,7 +67,8 @@ class DeclaredTokens:
 
 def read_declared_tokens(folder: Path) -> DeclaredTokens:
     """What a folder declares. Raises CheckpointError for files that cannot be read so."""
-    config = tokenizer_settings(folder)
+    settings = tokenizer_settings(folder)
+    config = {**roles_of(class_of(folder, settings)), **settings}
     if config.get("split_special_tokens"):
         raise CheckpointError(f"{folder / TOKENIZER_CONFIG}: split_special_tokens must be false, got true; remove it")
     file, by_id = _with_ids(folder, config)

@@ -12,7 +12,6 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from minilab_gen.errors import CheckpointError
 from minilab_gen.impostors import impostor, saved_again
 from minilab_gen.text.declared_tokens import read_declared_tokens
-from minilab_gen.text.llama_class import cut_by_class
 from minilab_gen.text.stream_decoder import (
     ByteDecoder,
     PieceDecoder,
@@ -21,6 +20,7 @@ from minilab_gen.text.stream_decoder import (
     bytes_of,
     piece_rules,
 )
+from minilab_gen.text.tokenizer_class import class_of, cut_as
 from minilab_gen.text.tokenizer_config import tokenizer_settings
 
 END_OF_TEXT = "<|endoftext|>"
@@ -155,7 +155,8 @@ def get_tokenizer(path: str | Path = BASE_CHECKPOINT) -> Tokenizer:
         raise CheckpointError(impostor(file) or f"{file} is not UTF-8: {error}") from error
     except CheckpointError as error:
         raise CheckpointError(impostor(file) or f"{folder}: {error}") from error
-    cut_by_class(library, folder, tokenizer_settings(folder), text)
+    settings = tokenizer_settings(folder)
+    cut_as(library, class_of(folder, settings), settings, text)
     if not library.get_vocab_size():
         return Tokenizer(library)  # which refuses it
     return Tokenizer(library, read_declared_tokens(folder).add_to(library))

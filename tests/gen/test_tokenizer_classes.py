@@ -14,7 +14,20 @@ from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about Python
 
-SAMPLES = (TEXT, "une maison", "<s>une</s> maison", "a <s> b", " deux", "  x", "a</s>\nb", "x\n\ny", "", "é😀", "▁")
+SAMPLES = (
+    TEXT,
+    "une maison",
+    "<s>une</s> maison",
+    "a <s> b",
+    " deux",
+    "  x",
+    "a</s>\nb",
+    "x\n\ny",
+    "",
+    "é😀",
+    "▁",
+    "e\u0301 1872, 7  8",
+)
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -34,6 +47,18 @@ SETTINGS: list[tuple[str, str | None, dict[str, Any]]] = [
     ("mistral", "LlamaTokenizer", {"legacy": True}),
     ("qwen3", "LlamaTokenizer", {"legacy": True}),
 ]
+BYTE_LEVEL: list[tuple[str, str | None, dict[str, Any]]] = [
+    ("qwen2", None, {}),
+    ("qwen2", "LlamaTokenizerFast", {"unk_token": None, "pad_token": "<|eot_id|>", "legacy": True}),
+    ("qwen2", "PreTrainedTokenizerFast", {"add_prefix_space": True}),
+    ("qwen3", None, {"unk_token": None}),
+    ("qwen3", "PreTrainedTokenizerFast", {}),
+    ("qwen3", "Qwen2TokenizerFast", {"add_prefix_space": False}),
+    ("llama", "Qwen2Tokenizer", {}),
+    ("mistral", "Qwen2Tokenizer", {}),
+]
+CASES = [(kind, *case) for kind in ("llama-2", "llama-3") for case in SETTINGS]
+CASES += [("llama-3", *case) for case in BYTE_LEVEL]
 
 
 def write_folder(folder: Path, kind: str, model_type: str, class_name: str | None, settings: dict[str, Any]) -> None:
@@ -54,8 +79,7 @@ def write_folder(folder: Path, kind: str, model_type: str, class_name: str | Non
     )
 
 
-@pytest.mark.parametrize(("model_type", "class_name", "settings"), SETTINGS)
-@pytest.mark.parametrize("kind", ["llama-2", "llama-3"])
+@pytest.mark.parametrize(("kind", "model_type", "class_name", "settings"), CASES)
 def test_ids_of_texts_and_chats_are_those_of_transformers(
     tmp_path: Path, kind: str, model_type: str, class_name: str | None, settings: dict[str, Any]
 ) -> None:
@@ -66,6 +90,7 @@ def test_ids_of_texts_and_chats_are_those_of_transformers(
     chat = read_chat_format(tmp_path)
     received = Tokenizer.from_json(ours.to_json())  # what a client has
 
+    assert ours.vocab_size == len(theirs)
     for text in SAMPLES:
         ids = theirs(text).input_ids
         assert ours.encode(text) == received.encode(text) == ids
