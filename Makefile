@@ -20,7 +20,13 @@ KERNELS := hatch_build.py minilab_gen/kernels/build.py $(wildcard minilab_gen/ke
 # What `make test` hands to pytest, for instance ARGS="-k stream".
 ARGS ?=
 
-# What `make check` runs the tests with: `test`, or `coverage`, which measures, too, and takes about half as long again.
+# In how many processes `make test` and `make coverage` run them, file by file: two, as much of the time they wait. 0 is
+# pytest alone, which ARGS=--pdb needs. In pytest's own order of files, as by their numbers of tests the longest would
+# come last.
+PROCESSES ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-reorder
+
+# What `make check` runs the tests with: `test`, or `coverage`, which measures, too, and takes more than half as long again.
 TESTS ?= test
 
 # How many runs `make chaos` makes, half a minute each.
@@ -40,13 +46,13 @@ demo: $(LIBRARY)  ## watch a sentence grow token by token; leaves nothing runnin
 	@$(BIN)/minilab-worker demo
 
 test: $(VENV)/.dev  ## run the tests (ARGS="-k stream" runs some of them)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
 
 quick: $(VENV)/.dev  ## run the tests that are quick, in about a minute: most of them, with all modules
 	@$(BIN)/python -m pytest -m "not slow" $(ARGS)
 
 coverage: $(VENV)/.dev  ## run the tests and measure the branches of our packages that they take; the floor is in pyproject.toml
-	@$(BIN)/python -m pytest --cov $(ARGS)
+	@$(PYTEST) --cov $(ARGS)
 
 # Sizes that fit in five minutes on two quiet cores; each program alone measures longer, see its --help.
 bench: $(VENV)/.dev  ## measure exactness, speed and where the time goes; peers, too, where they are installed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
-from typing import Unpack
+from typing import Any, Unpack
 
 import redis
 
@@ -31,10 +31,12 @@ from minilab_gen.text.chat import Conversation
 from minilab_gen.text.tokenizer import Tokenizer
 
 
-def submit(
+def submit(  # noqa: PLR0913 - each by its name
     prompt: str | Sequence[int] | None = None,
     *,
-    chat: str | Sequence[Mapping[str, str]] | None = None,
+    chat: str | Sequence[Mapping[str, Any]] | None = None,
+    tools: Sequence[Mapping[str, Any]] | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     model: str = keys.DEFAULT_MODEL,
     job_id: str | None = None,
     priority: Priority = "normal",
@@ -46,7 +48,8 @@ def submit(
     """Enqueue one job and return its id.
 
     ``prompt`` is a text or token ids. Instead, ``chat`` is what the user says to a model that has a chat template,
-    or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``. ``settings`` are the fields of
+    or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``; ``tools`` and ``chat_template_kwargs`` are
+    handed to its template, for instance ``{"enable_thinking": False}``. ``settings`` are the fields of
     :class:`RequestSettings`: ``max_new_tokens`` are by default 64, in a chat 1024; a sampled job without a ``seed``
     draws one; ``stop_ids`` are by default the model's own. ``timeout`` and ``ttl`` are seconds: of running, and of
     waiting. Raises RequestError for what can never run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
@@ -55,7 +58,7 @@ def submit(
     GenerationRequest.from_payload({**given, "prompt": (0,)})  # any prompt shows whether the rest can be right
     model = keys.without_owner(model)
     submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
-    asked = _asked(prompt, chat)
+    asked = _asked(prompt, chat, tools, chat_template_kwargs)
     with closing(connect(redis_url)) as connection, explained(connection):
         request = build_request(connection, asked, given, model)
         try:
@@ -91,12 +94,17 @@ def build_request(
 
 
 def _asked(
-    prompt: str | Sequence[int] | None, chat: str | Sequence[Mapping[str, str]] | None
+    prompt: str | Sequence[int] | None,
+    chat: str | Sequence[Mapping[str, Any]] | None,
+    tools: Sequence[Mapping[str, Any]] | None,
+    chat_template_kwargs: Mapping[str, Any] | None,
 ) -> str | Sequence[int] | Conversation:
     if chat is not None:
         if prompt is not None:
             raise RequestError("a job has either a prompt or a chat, got both")
-        return Conversation.of(chat)
+        return Conversation.of(chat).with_extras(tools, chat_template_kwargs)
+    if tools is not None or chat_template_kwargs is not None:
+        raise RequestError("tools and chat_template_kwargs go with a chat, got none")
     if prompt is None:
         raise RequestError("a job must have a prompt or a chat, got neither")
     return prompt

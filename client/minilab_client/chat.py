@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from typing import Any
 
 import click
 
 from minilab_client.exit_codes import ExitCode, report
 from minilab_client.given_text import decoded
-from minilab_client.job_options import model_option, priority_option, timeout_option
+from minilab_client.job_options import model_option, priority_option, template_kwargs_option, timeout_option
 from minilab_client.output import flush, say, write
 from minilab_client.sampling_options import sampling_options
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
@@ -26,6 +27,7 @@ from minilab_gen.request import DEFAULT_CHAT_TOKENS
 )
 @model_option
 @click.option("--system", metavar="TEXT", help="System message: instructions to the model.")
+@template_kwargs_option
 @sampling_options(str(DEFAULT_CHAT_TOKENS))
 @timeout_option
 @priority_option("normal")
@@ -35,6 +37,7 @@ def chat(
     settings: ClientSettings,
     model: str,
     system: str | None,
+    template_kwargs: Any,
     timeout: int,
     priority: Priority,
     sampling: Mapping[str, object],
@@ -52,7 +55,7 @@ def chat(
     submission = Submission(model, None, priority, timeout)
     is_watched = sys.stdin is not None and sys.stdin.isatty()
     with settings.connect() as connection:
-        answerer = Answerer(connection, submission, Dialogue(system), sampling)
+        answerer = Answerer(connection, submission, Dialogue(system, template_kwargs), sampling)
         if is_watched:
             say(f"{model} listens; Ctrl-C stops an answer, Ctrl-D ends the conversation")
         code = ExitCode.DONE

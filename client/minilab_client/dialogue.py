@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 
 from minilab_client.batch.asked_model import AskedModel
@@ -29,7 +29,9 @@ class Question:
 class Dialogue:
     """The turns so far, each what the user said and what the model answered."""
 
-    def __init__(self, system: str | None = None) -> None:
+    def __init__(self, system: str | None = None, template_kwargs: object = None) -> None:
+        """``template_kwargs`` are variables of the model's template. Raises RequestError for what can be none."""
+        self._blank = Conversation((Message("user", ""),)).with_extras(template_kwargs=template_kwargs)
         self._system = () if system is None else (Message("system", system),)
         self._turns: list[tuple[Message, Message]] = []
 
@@ -56,6 +58,6 @@ class Dialogue:
 
     def _prompt(self, said: str, model: AskedModel, forgotten: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         turns = chain.from_iterable(self._turns[forgotten:])
-        conversation = Conversation((*self._system, *turns, Message("user", said)))
+        conversation = replace(self._blank, messages=(*self._system, *turns, Message("user", said)))
         ids, ends = chat_prompt(conversation, model.card, model.tokenizer)
         return tuple(ids), tuple(ends)

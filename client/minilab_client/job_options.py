@@ -26,6 +26,14 @@ model_option: _Option = click.option(
     help="The model to ask; `minilab-client models` lists them.",
 )
 
+template_kwargs_option: _Option = click.option(
+    "--chat-template-kwargs",
+    "template_kwargs",
+    type=parameters.json_value,
+    metavar="JSON",
+    help="Variables of the model's chat template, such as '{\"enable_thinking\": false}'.",
+)
+
 timeout_option: _Option = click.option(
     "--timeout",
     type=parameters.whole_number,

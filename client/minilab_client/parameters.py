@@ -5,8 +5,10 @@ Python takes ``1_000``, full-width digits, ``nan`` and ``inf`` for numbers, and 
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import click
 
@@ -89,6 +91,14 @@ def model_name(text: str) -> str:
         return check_model_name(without_owner(text))
     except RequestError as error:
         raise click.BadParameter(str(error)) from error
+
+
+def json_value(text: str) -> Any:
+    """Any value, as JSON spells it."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"must be JSON, got {text!r}: {error}") from error
 
 
 def job_id(text: str) -> str:

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from minilab_client import parameters
 from minilab_client.exit_codes import ExitCode
 from minilab_client.given_text import STANDARD_INPUT, read_prompt
-from minilab_client.job_options import max_queued_option, model_option, priority_option, timeout_option, wait_option
+from minilab_client.job_options import (
+    max_queued_option,
+    model_option,
+    priority_option,
+    template_kwargs_option,
+    timeout_option,
+    wait_option,
+)
 from minilab_client.output import say
 from minilab_client.sampling_options import sampling_options
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
@@ -76,6 +84,13 @@ class _NewJob:
 )
 @click.option("--system", metavar="TEXT", help="With --chat: system message, instructions to the model.")
 @click.option(
+    "--tools",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --chat: what the model may call, a JSON list in the form that its template takes.",
+)
+@template_kwargs_option
+@click.option(
     "--file",
     "-f",
     type=click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path),
@@ -107,6 +122,8 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     ids: tuple[int, ...] | None,
     chats: bool,
     system: str | None,
+    tools: Path | None,
+    template_kwargs: Any,
     file: Path | None,
     job_id: str | None,
     timeout: int,
@@ -129,7 +146,12 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
 
     if wait is not None and not follows:
         raise click.UsageError("--wait goes with --follow")
-    prompt = _prompt(words, file, ids, chats, system)
+    prompt = _prompt(words, file, ids, chats)
+    if isinstance(prompt, Conversation):
+        prompt = prompt.told(system) if system is not None else prompt
+        prompt = prompt.with_extras(_read_tools(tools), template_kwargs)
+    else:
+        _check_plain({"--system": system, "--tools": tools, "--chat-template-kwargs": template_kwargs})
     new = _NewJob(prompt, sampling, Submission(model, job_id, priority, timeout, ttl, max_queued))
     with settings.connect() as connection:
         submitted, request = new.send(connection)
@@ -143,20 +165,31 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
 
 
 def _prompt(
-    words: tuple[str, ...], file: Path | None, ids: tuple[int, ...] | None, chats: bool, system: str | None
+    words: tuple[str, ...], file: Path | None, ids: tuple[int, ...] | None, chats: bool
 ) -> str | tuple[int, ...] | Conversation:
-    if system is not None and not chats:
-        raise click.UsageError("--system goes with --chat")
     if ids is not None:
         given = "--chat" if chats else "--file" if file else "TEXT"
         if words or file or chats:
             raise click.UsageError(f"give either {given} or --ids, not both")
         return ids
     text = _text(words, file)
-    if not chats:
-        return text
-    conversation = Conversation.from_text(text)
-    return conversation if system is None else conversation.told(system)
+    return Conversation.from_text(text) if chats else text
+
+
+def _check_plain(given: Mapping[str, object]) -> None:
+    """Options of a chat where there is none."""
+    for option, value in given.items():
+        if value is not None:
+            raise click.UsageError(f"{option} goes with --chat")
+
+
+def _read_tools(file: Path | None) -> Any:
+    if file is None:
+        return None
+    try:
+        return json.loads(read_prompt(file))
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"--tools {file} must be JSON: {error}") from error
 
 
 def _text(words: tuple[str, ...], file: Path | None) -> str:

@@ -15,6 +15,7 @@ from minilab_client.exit_codes import ExitCode, report
 from minilab_client.jobs import say_unreadable
 from minilab_client.output import flush, say, write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
+from minilab_gen.protocol.events import TokenEvent
 from minilab_gen.protocol.keys import PRIORITIES, Priority
 
 if TYPE_CHECKING:
@@ -112,4 +113,6 @@ def _show(verdict: Verification, as_json: bool) -> None:
 def _as_json(verdict: Verification) -> dict[str, object]:
     shown = asdict(verdict)
     difference = shown.pop("difference") or {}
-    return shown | {name: difference.get(name) for name in ("token", "stored", "recomputed")}
+    found = {name: difference.get(name) for name in ("token", "stored", "recomputed")}
+    # `asdict` leaves a token a tuple.
+    return shown | {name: each._asdict() if isinstance(each, TokenEvent) else each for name, each in found.items()}

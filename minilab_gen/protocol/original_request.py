@@ -5,6 +5,7 @@ A token stream that has ended takes no more, so a request that is asked again is
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import redis
@@ -55,4 +56,7 @@ def _ttl_of(job: Job) -> int | None:
     expires_at = noted(job, EXPIRES_AT)
     if not isinstance(expires_at, int | float) or isinstance(expires_at, bool):
         return None
-    return max(1, round(expires_at - job.created_at.timestamp()))
+    if isinstance(expires_at, float) and math.isnan(expires_at):
+        return None
+    created = job.created_at.timestamp()
+    return max(1, round(min(max(expires_at, created), created + keys.LONGEST_TIME) - created))

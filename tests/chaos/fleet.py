@@ -29,6 +29,9 @@ SLOW_KERNELS: Final = "plain"
 """Twenty times as slow as the fastest, so that things happen in the middle of a job, and with the same bits: what these
 workers answer is compared with what the fastest kernels give."""
 
+FAST_KERNELS: Final = ""
+"""The fastest that this processor can run, for what needs no moment in the middle of a job."""
+
 
 class WorkerProcess:
     """``minilab-worker`` as an operating system sees it."""

@@ -21,7 +21,7 @@ from support.batch_files import (
     write_lines,
 )
 from support.batch_runs import answer_earlier, batch, fail_earlier, is_queued, meanwhile, run_next
-from support.client_program import client, end, fake_redis, queued, start, write
+from support.client_program import client, end, queued, start, write
 from support.waiting import wait_until
 
 from minilab_gen.protocol import endings, keys
@@ -29,29 +29,6 @@ from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.jobs import fetch
 from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Where the lines of a test stand."""
-    return tmp_path / "in.jsonl"
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out.jsonl"
-
-
-@pytest.fixture
-def errors(tmp_path: Path) -> Path:
-    """Where errors go when nothing else is said."""
-    return tmp_path / "out.errors.jsonl"
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
-    """The fake Redis that the program uses."""
-    return fake_redis(monkeypatch)
 
 
 def test_an_empty_file_is_done_at_once(fake: redis.Redis, file: Path, out: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
 import redis
 from minilab_client.batch.asked_model import AskedModel
 from minilab_worker.serving import ServedModel
@@ -22,38 +21,15 @@ from support.batch_files import (
 )
 from support.batch_runs import answer_earlier, batch
 from support.client_program import client
+from support.references import reference_ids
 from support.waiting import wait_until
 
-from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
-from minilab_gen.request import GenerationRequest
-
-
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Where the lines of a test stand."""
-    return tmp_path / "in.jsonl"
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out.jsonl"
-
-
-@pytest.fixture
-def errors(tmp_path: Path) -> Path:
-    """Where errors go when nothing else is said."""
-    return tmp_path / "out.errors.jsonl"
 
 
 def model_of(served: ServedModel) -> AskedModel:
     """The model of the tests' worker as a client sees it."""
     return AskedModel(served.card, served.tokenizer)
-
-
-def reference_ids(served: ServedModel, request: GenerationRequest) -> list[int]:
-    steps = generate(served.model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids)
-    return [step.token_id for step in steps]
 
 
 def test_every_line_gets_the_tokens_that_generate_gives(

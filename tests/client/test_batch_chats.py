@@ -55,11 +55,6 @@ def file(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out.jsonl"
-
-
-@pytest.fixture
 def fake(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
     """The fake Redis that the program uses, in which a model that chats is announced."""
     fake = fake_redis(monkeypatch)

@@ -19,12 +19,6 @@ from minilab_gen.text.chat import ChatFormat
 FOGG = tuple(asked_model().tokenizer.encode("Phileas Fogg"))
 
 
-@pytest.fixture
-def file(tmp_path: Path) -> Path:
-    """Where the lines of a test go."""
-    return tmp_path / "in.jsonl"
-
-
 def line_of(file: Path, line: dict[str, Any] | str | bytes) -> Line:
     """What is made of one line, which must be good."""
     (found,) = read_file(write_lines(file, line))
@@ -132,7 +126,7 @@ def test_a_line_that_breaks_a_rule_is_told_which(file: Path, line: dict[str, Any
     ("line", "rule"),
     [
         ({**openai("a"), "method": "GET"}, "method must be POST, got 'GET'"),
-        ({**openai("a"), "url": "/v1/chat/completions"}, "url must be /v1/completions, got '/v1/chat/completions'"),
+        ({**openai("a"), "url": "/v1/embeddings"}, "url must be /v1/completions or /v1/chat/completions, got"),
         ({"custom_id": "a", "body": {"prompt": "b"}}, "method must be POST, got None"),
         ({**openai("a"), "body": "b"}, "body must be an object, got 'b'"),
         ({**openai("a"), "prompt": "b"}, "a line with a body may have custom_id, method, url and body, got 'prompt'"),

@@ -27,15 +27,9 @@ def lines(tmp_path: Path) -> list[Line]:
     return good_lines(write_lines(tmp_path / "in.jsonl", own("a"), own("b"), own("c"), openai("d")))
 
 
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    """Where the answers of a test go."""
-    return tmp_path / "out.jsonl"
-
-
 def record_of(line: Line) -> dict[str, Any]:
     """What is written about a line."""
-    answer = openai_form.answer if line.form == "openai" else own_form.answer
+    answer = own_form.answer if line.form == "minilab" else openai_form.answer
     return answer(line, line.job_id(0), GIVEN, asked_model())
 
 

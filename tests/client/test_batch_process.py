@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 from chaos.checkpoint import references
+from chaos.fleet import FAST_KERNELS
 from chaos.server import BINARY
 from minilab_client.batch import waiting
 from minilab_client.batch.asked_model import AskedModel
@@ -59,11 +60,6 @@ def file(tmp_path: Path) -> Path:
     for place, line in enumerate(bad):
         good.insert(place * 11 + 5, line)  # type: ignore[arg-type]
     return write_lines(tmp_path / "in.jsonl", *good)
-
-
-@pytest.fixture
-def out(tmp_path: Path) -> Path:
-    return tmp_path / "out.jsonl"
 
 
 class Judge:
@@ -116,7 +112,7 @@ def test_a_client_that_is_killed_before_the_first_answer_finds_its_jobs_again(
         wait_until(lambda: own_service.queue.count == 60, LIMIT)
         kill(program)
     assert out.read_bytes() == b""
-    own_service.fleet.start_and_wait()
+    own_service.fleet.start_and_wait(kernels=FAST_KERNELS)
 
     with running(own_service, file, out, "--priority", "normal") as program:
         assert program.ended()[0] == 1
@@ -131,7 +127,7 @@ def test_a_worker_that_is_killed_costs_nothing(own_service: OwnService, file: Pa
     with running(own_service, file, out) as program:
         wait_for_lines(out, 5, LIMIT)
         first.kill()
-        own_service.fleet.start()
+        own_service.fleet.start(kernels=FAST_KERNELS)
 
         assert program.ended()[0] == 1
 
@@ -194,7 +190,7 @@ def test_a_second_client_with_the_same_output_is_told_to_wait(own_service: OwnSe
 def test_two_clients_with_outputs_of_their_own_share_the_jobs(
     own_service: OwnService, file: Path, out: Path, judge: Judge
 ) -> None:
-    own_service.fleet.start_and_wait()
+    own_service.fleet.start_and_wait(kernels=FAST_KERNELS)
     other = out.with_name("other.jsonl")
 
     with running(own_service, file, out) as one, running(own_service, file, other) as two:
@@ -207,7 +203,7 @@ def test_two_clients_with_outputs_of_their_own_share_the_jobs(
 
 
 def test_a_terminal_shows_a_bar_that_ends_at_100_percent(own_service: OwnService, file: Path, out: Path) -> None:
-    own_service.fleet.start_and_wait()
+    own_service.fleet.start_and_wait(kernels=FAST_KERNELS)
     screen, terminal = pty.openpty()
     command = [sys.executable, "-m", "minilab_client", "batch", str(file), "--output", str(out)]
     variables = {**environment(own_service.server.url), "TERM": "xterm"}

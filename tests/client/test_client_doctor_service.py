@@ -6,10 +6,9 @@ import time
 from dataclasses import replace
 from typing import Any
 
-import pytest
 import redis
 from rq.job import Job
-from support.client_program import announce_worker, client, diagnosis, fake_redis, finding, start, submit
+from support.client_program import announce_worker, client, diagnosis, finding, start, submit
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, publish_card
@@ -23,12 +22,6 @@ REPORT = WorkerStats("base", 64, 3, 0, 0.0, "exact: 9 rows of logits equal bit f
 CARD = ModelCard("base", 64, 2048, (0,), "f" * 16, "exact: 9 rows", "t" * 32)
 
 START_OTHER = "minilab-worker --model ./other --name other, where ./other is its folder"
-
-
-@pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
-    """A fake Redis, which knows no INFO, for what is found of the service."""
-    return fake_redis(monkeypatch)
 
 
 def serve(connection: redis.Redis, name: str = "minilab-a", **report: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import cast
@@ -31,6 +31,13 @@ def watched() -> Iterator[WatchedRedis]:
         yield watched
 
 
+@pytest.fixture(scope="module")
+def steady() -> Iterator[WatchedRedis]:
+    """One of which nothing is ended, for several tests."""
+    with TemporaryDirectory(prefix="ml-") as folder, WatchedRedis(Path(folder)) as watched:
+        yield watched
+
+
 @pytest.fixture
 def service(watched: WatchedRedis, slow_checkpoint: Path, tmp_path: Path) -> Iterator[OwnService]:
     """A service on such a Redis, and no worker yet."""
@@ -40,8 +47,8 @@ def service(watched: WatchedRedis, slow_checkpoint: Path, tmp_path: Path) -> Ite
         service.connection.close()
 
 
-@pytest.mark.parametrize("gently", [False, True], ids=["killed", "steps down"])
-def test_sentences_go_on_at_the_new_master(watched: WatchedRedis, service: OwnService, gently: bool) -> None:
+def assert_jobs_go_on(watched: WatchedRedis, service: OwnService, take_away: Callable[[int], None]) -> int:
+    """At the new master, when the old one, whose port is returned, is no longer."""
     worker = service.fleet.start_and_wait()
     jobs = [service.submit() for _ in range(6)]
     for job_id in jobs:
@@ -50,10 +57,7 @@ def test_sentences_go_on_at_the_new_master(watched: WatchedRedis, service: OwnSe
     seen = {job_id: service.stream(job_id) for job_id in jobs}
     old = watched.master
 
-    if gently:
-        watched.fail_over()
-    else:
-        watched.kill(old)
+    take_away(old)
     watched.wait_for_another_master(old)
     service.connection.connection_pool.disconnect()  # it may still lead to the old one, which answers
 
@@ -63,15 +67,20 @@ def test_sentences_go_on_at_the_new_master(watched: WatchedRedis, service: OwnSe
         assert service.stream(job_id)[: len(seen[job_id])] == seen[job_id]
     assert max(len(events) for events in seen.values()) < LONG.max_new_tokens, "the jobs must last longer than that"
     assert (worker.exit_code, "Traceback" in worker.said) == (None, False)
+    return old
+
+
+def test_jobs_go_on_when_the_master_steps_down(watched: WatchedRedis, service: OwnService) -> None:
+    assert_jobs_go_on(watched, service, lambda _: watched.fail_over())
+
     service.fleet.stop_all()
     service.assert_nothing_is_left()
 
 
-def test_a_master_that_comes_back_as_a_replica_is_not_written_to(watched: WatchedRedis, service: OwnService) -> None:
-    service.fleet.start_and_wait()
-    old = watched.master
-    watched.kill(old)
-    watched.wait_for_another_master(old)
+def test_jobs_go_on_when_the_master_is_killed_which_is_not_written_to_when_it_comes_back_as_a_replica(
+    watched: WatchedRedis, service: OwnService
+) -> None:
+    old = assert_jobs_go_on(watched, service, watched.kill)
 
     watched.start_node(old)
     watched.wait_for_replicas()
@@ -81,24 +90,27 @@ def test_a_master_that_comes_back_as_a_replica_is_not_written_to(watched: Watche
     service.assert_answered(job_id, GenerationRequest((1,), 3))
     with redis.Redis(port=old) as replica:
         assert replica.info("replication")["role"] == "slave"
+    service.fleet.stop_all()
+    service.assert_nothing_is_left()
 
 
 async def test_programs_submit_and_tail_through_sentinels(
-    watched: WatchedRedis, service: OwnService, monkeypatch: pytest.MonkeyPatch
+    steady: WatchedRedis, slow_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("MINILAB_REDIS_URL", f"{watched.url}?db=0")
-    service.fleet.start_and_wait()
+    monkeypatch.setenv("MINILAB_REDIS_URL", f"{steady.url}?db=0")
+    with Fleet(slow_checkpoint, steady.url, tmp_path) as fleet:
+        fleet.start_and_wait()
 
-    job_id = minilab_gen.submit((5, 6, 7), max_new_tokens=20, stop_ids=())
+        job_id = minilab_gen.submit((5, 6, 7), max_new_tokens=20, stop_ids=())
 
-    events = list(minilab_gen.tail(job_id))
-    assert len(events) == 21
-    assert [event async for event in minilab_gen.tail_async(job_id)] == events
+        events = list(minilab_gen.tail(job_id))
+        assert len(events) == 21
+        assert [event async for event in minilab_gen.tail_async(job_id)] == events
 
 
-def test_a_service_that_no_sentinel_knows_is_named(watched: WatchedRedis) -> None:
+def test_a_service_that_no_sentinel_knows_is_named(steady: WatchedRedis) -> None:
     with pytest.raises(RedisUnavailableError, match="none of 3 Sentinels knows a master of other that is up"):
-        connect(watched.url.replace(SERVICE, "other"))
+        connect(steady.url.replace(SERVICE, "other"))
 
 
 def test_sentinels_that_are_down_are_passed_over(watched: WatchedRedis) -> None:

@@ -95,6 +95,7 @@ def compile_replay(library: Path, tools: Toolchain, extra: tuple[str, ...] = ())
 def replayed(program: Path, case: Path, threads: int = 1, runner: tuple[str, ...] = (), backend: str = "") -> str:
     """The hash of what a program answers."""
     out = case.with_suffix(".out")
+    out.unlink(missing_ok=True)  # another build may have answered before
     environment = os.environ | {"MINILAB_KERNELS": backend}
     ended = subprocess.run(
         [*runner, str(program), str(case), str(out), str(threads)],

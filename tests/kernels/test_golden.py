@@ -24,6 +24,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compile_replay(_copied(folder), toolchain())
 
 
+@pytest.fixture(scope="module")
+def cases(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the cases are written that all builds replay: once."""
+    return tmp_path_factory.mktemp("cases")
+
+
 def _copied(folder: Path) -> Path:
     """The installed library, where a program may stand beside it."""
     copy = folder / library_name()
@@ -37,8 +43,8 @@ def test_the_golden_bits_are_of_these_numerics_and_all_models() -> None:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_every_back_end_gives_the_golden_bits(each_backend: str, program: Path, tmp_path: Path, threads: int) -> None:
-    assert hashes(tmp_path, program, each_backend, threads) == expected()["bits"]
+def test_every_back_end_gives_the_golden_bits(each_backend: str, program: Path, cases: Path, threads: int) -> None:
+    assert hashes(cases, program, each_backend, threads) == expected()["bits"]
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="about processors of this kind")
@@ -59,7 +65,7 @@ def test_an_old_processor_meets_no_instruction_that_it_lacks(
     assert hashlib.sha256(out.read_bytes()).hexdigest()[:32] == expected()["bits"]["odd float32"]
 
 
-def test_arm_gives_the_golden_bits(tmp_path: Path) -> None:
+def test_arm_gives_the_golden_bits(cases: Path, tmp_path: Path) -> None:
     found = cross_toolchain()
     if found is None:
         pytest.skip("SKIPPED: g++-aarch64-linux-gnu and qemu-user-static are not installed")
@@ -68,11 +74,11 @@ def test_arm_gives_the_golden_bits(tmp_path: Path) -> None:
     small = {name: bits for name, bits in expected()["bits"].items() if not name.startswith("base")}
 
     for backend in ("neon", "plain"):
-        assert hashes(tmp_path, program, backend, 2, runner) == small
+        assert hashes(cases, program, backend, 2, runner) == small
 
 
-def test_an_unoptimized_build_gives_the_golden_bits(tmp_path: Path) -> None:
+def test_an_unoptimized_build_gives_the_golden_bits(cases: Path, tmp_path: Path) -> None:
     """Where a compiler fuses, inlines or reorders, it does so by what it optimizes."""
     program = compile_replay(build(tmp_path / "libkernels.so", extra=("-O1",)), toolchain())
 
-    assert hashes(tmp_path, program, "", 2) == expected()["bits"]
+    assert hashes(cases, program, "", 2) == expected()["bits"]

@@ -33,6 +33,9 @@ def test_that_leaves_a_server():
         time.sleep(0.01)
 """
 IS_KILLED = f"{LEAVES_A_PROCESS}\n    time.sleep(600)\n"
+SPREAD = ["-p", "xdist.plugin", "-n", "1"]
+"""As `make test` runs them: in other processes than the first."""
+
 HANGS = f"""{IMPORTS}import pytest
 
 @pytest.mark.timeout(0.5)
@@ -44,8 +47,8 @@ def test_that_comes_after():
 """
 
 
-def command(folder: Path, source: str) -> list[str]:
-    """A run of these tests with the settings of ours."""
+def command(folder: Path, source: str, *more: str) -> list[str]:
+    """A run of these tests with the settings of ours, and with these."""
     file = folder / "test_inner.py"
     file.write_text(source, encoding="utf-8")
     settings = ["-c", str(ROOT / "pyproject.toml"), "--rootdir", str(folder), "-p", "support.run_guard"]
@@ -58,7 +61,8 @@ def command(folder: Path, source: str) -> list[str]:
         "-p",
         "pytest_asyncio.plugin",
     ]
-    return [sys.executable, "-m", "pytest", "-q", *settings, *quick, "--basetemp", str(folder / "base"), str(file)]
+    base = ["--basetemp", str(folder / "base")]
+    return [sys.executable, "-m", "pytest", "-q", *settings, *quick, *base, *more, str(file)]
 
 
 def options(folder: Path) -> dict[str, object]:
@@ -66,8 +70,8 @@ def options(folder: Path) -> dict[str, object]:
     return {"cwd": folder, "env": variables, "stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "text": True}
 
 
-def run_to_the_end(folder: Path, source: str) -> tuple[int, str]:
-    with own_process(command(folder, source), **options(folder)) as run:
+def run_to_the_end(folder: Path, source: str, *more: str) -> tuple[int, str]:
+    with own_process(command(folder, source, *more), **options(folder)) as run:
         said, _ = run.communicate(timeout=4 * LIMIT)
     return run.returncode, said
 
@@ -80,8 +84,9 @@ def is_running(pid: int) -> bool:
         return False
 
 
-def test_a_process_that_a_test_leaves_fails_the_run_and_is_ended(tmp_path: Path) -> None:
-    code, said = run_to_the_end(tmp_path, LEAVES_A_PROCESS)
+@pytest.mark.parametrize("more", [[], SPREAD], ids=["one process", "pytest-xdist"])
+def test_a_process_that_a_test_leaves_fails_the_run_and_is_ended(tmp_path: Path, more: list[str]) -> None:
+    code, said = run_to_the_end(tmp_path, LEAVES_A_PROCESS, *more)
 
     assert (code, "1 passed" in said) == (1, True), said
     assert "started by test_inner.py::test_that_leaves_a_process (call): sleep 600" in said
@@ -89,17 +94,19 @@ def test_a_process_that_a_test_leaves_fails_the_run_and_is_ended(tmp_path: Path)
 
 
 @pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH")
-def test_a_server_that_has_left_its_parent_and_its_environment_is_found(tmp_path: Path) -> None:
-    code, said = run_to_the_end(tmp_path, LEAVES_A_SERVER)
+@pytest.mark.parametrize("more", [[], SPREAD], ids=["one process", "pytest-xdist"])
+def test_a_server_that_has_left_its_parent_and_its_environment_is_found(tmp_path: Path, more: list[str]) -> None:
+    code, said = run_to_the_end(tmp_path, LEAVES_A_SERVER, *more)
 
     assert (code, "1 passed" in said) == (1, True), said
     assert "left running, and now ended" in said
     assert not is_running(int((tmp_path / "pid").read_text()))
 
 
-def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [[], SPREAD], ids=["one process", "pytest-xdist"])
+def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path, more: list[str]) -> None:
     file = tmp_path / "pid"
-    with own_process(command(tmp_path, IS_KILLED), **options(tmp_path)) as run:
+    with own_process(command(tmp_path, IS_KILLED, *more), **options(tmp_path)) as run:
         wait_until(lambda: run.poll() is not None or (file.exists() and file.read_text()), 4 * LIMIT)
         pid = int(file.read_text())
         assert is_running(pid)
@@ -109,8 +116,21 @@ def test_a_run_that_is_killed_leaves_nothing(tmp_path: Path) -> None:
         wait_until(lambda: not is_running(pid))
 
 
-def test_a_test_that_hangs_fails_alone(tmp_path: Path) -> None:
-    code, said = run_to_the_end(tmp_path, HANGS)
+def test_ctrl_c_ends_a_run_in_several_processes_and_leaves_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "pid"
+    with own_process(command(tmp_path, IS_KILLED, *SPREAD), **options(tmp_path), start_new_session=True) as run:
+        wait_until(lambda: run.poll() is not None or (file.exists() and file.read_text()), 4 * LIMIT)
+
+        os.killpg(run.pid, signal.SIGINT)
+
+        said, _ = run.communicate(timeout=LIMIT)
+    assert run.returncode == pytest.ExitCode.INTERRUPTED, said
+    assert not is_running(int(file.read_text()))
+
+
+@pytest.mark.parametrize("more", [[], SPREAD], ids=["one process", "pytest-xdist"])
+def test_a_test_that_hangs_fails_alone(tmp_path: Path, more: list[str]) -> None:
+    code, said = run_to_the_end(tmp_path, HANGS, *more)
 
     assert code == 1
     assert "1 failed, 1 passed" in said

@@ -9,12 +9,12 @@ from minilab_worker.job_store import Claim, StartedJob
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import MakeEngine, Ports, Worker, WorkerSettings
 
-from minilab_gen.generate import generate
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.request import GenerationRequest
 from support.engines import slow_engine
 from support.memory_store import QUEUE, MemoryJobStore, MemoryQueue
 from support.memory_streams import MemoryStreams
+from support.references import reference_ids
 
 REQUEST = GenerationRequest((5, 6), max_new_tokens=50)
 SLOTS = 4
@@ -52,7 +52,7 @@ class Service:
         return self.queue.ended.keys() >= set(job_ids)
 
     def assert_answered(self, *job_ids: str) -> None:
-        expected = [step.token_id for step in generate(self._served.model, REQUEST.prompt, REQUEST.max_new_tokens)]
+        expected = reference_ids(self._served, REQUEST)
         for job_id in job_ids:
             *tokens, end = self.queue.streams[job_id]
             assert [token.token_id for token in tokens if isinstance(token, TokenEvent)] == expected

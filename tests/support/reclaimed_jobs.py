@@ -15,12 +15,12 @@ from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
-from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import fetch
 from minilab_gen.protocol.streams import published_tokens
 from minilab_gen.request import GenerationRequest
 from support.engines import slow_engine
+from support.references import reference_ids
 from support.waiting import wait_until
 
 JOB = GenerationRequest((5, 6), max_new_tokens=60)
@@ -76,7 +76,7 @@ def assert_answered_once(connection: redis.Redis, served: ServedModel, job_id: s
 def assert_answered_of(connection: redis.Redis, served: ServedModel, job_id: str) -> None:
     wait_until(lambda: status(connection, job_id) == "finished")
     tokens, end = published_tokens(connection, job_id)
-    assert [token.token_id for token in tokens] == [step.token_id for step in generate(served.model, JOB.prompt, 60)]
+    assert [token.token_id for token in tokens] == reference_ids(served, JOB)
     assert end is not None
     assert end.succeeded
     assert results(connection, job_id) == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from minilab_worker.serving import ServedModel
 
 from minilab_gen.generate import generate
@@ -12,6 +14,11 @@ from minilab_gen.request import GenerationRequest
 def reference_ids(served: ServedModel, request: GenerationRequest) -> list[int]:
     steps = generate(served.model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids)
     return [step.token_id for step in steps]
+
+
+def reference_answers(served: ServedModel, requests: Iterable[GenerationRequest]) -> dict[GenerationRequest, list[int]]:
+    """The same of many requests: once each, for it takes longer than a worker does for all."""
+    return {request: reference_ids(served, request) for request in requests}
 
 
 def ids_of(events: list[Event]) -> list[int]:

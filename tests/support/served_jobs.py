@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import redis
-from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
 from rq import Queue
 from rq.serializers import JSONSerializer
 
 from minilab_gen import EndEvent
-from minilab_gen.generate import generate
 from minilab_gen.protocol import jobs, keys
 from minilab_gen.protocol.tail import tail
 from minilab_gen.request import GenerationRequest
 
 StartWorker = Callable[..., Worker]
-
-
-def reference_tokens(served: ServedModel, request: GenerationRequest) -> list[int]:
-    steps = generate(served.model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids)
-    return [step.token_id for step in steps]
-
-
-def reference_answers(served: ServedModel, requests: Iterable[GenerationRequest]) -> dict[GenerationRequest, list[int]]:
-    """What ``generate`` alone answers to each: once, for it takes longer than a worker does for all."""
-    return {request: reference_tokens(served, request) for request in requests}
 
 
 def wait_for_end(connection: redis.Redis, job_id: str) -> EndEvent:

@@ -107,6 +107,18 @@ def _command(pid: int) -> list[str]:
         return []
 
 
+def demo_of(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """Run it to its end with these arguments of Python; modules in the folder come first."""
+    return subprocess.run(
+        [sys.executable, *arguments, "demo"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), *sys.path]), "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+
+
 @needs_proc
 def test_the_demonstration_shows_two_answers_and_leaves_nothing(demonstration: Demonstration) -> None:
     code, output, errors = demonstration.ended()
@@ -144,14 +156,7 @@ def start():
 embedded.start = start
 main()
 """
-    ended = subprocess.run(
-        [sys.executable, "-c", run, "demo"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    ended = demo_of("-c", run, folder=tmp_path)
 
     assert ended.returncode == 130
     assert ended.stderr == "\nInterrupted. Worker and Redis are stopped again.\n"
@@ -196,32 +201,18 @@ def test_a_demonstration_that_is_told_to_end_leaves_nothing(demonstration: Demon
 def test_ctrl_c_during_imports_prints_nothing(tmp_path: Path) -> None:
     interrupting = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(60)\n"
     (tmp_path / "click.py").write_text(interrupting, encoding="utf-8")
-    path = os.pathsep.join([str(tmp_path), *sys.path])
 
-    ended = subprocess.run(
-        [sys.executable, "-m", "minilab_worker", "demo"],
-        env={**os.environ, "PYTHONPATH": path},
-        capture_output=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    ended = demo_of("-m", "minilab_worker", folder=tmp_path)
 
     assert ended.returncode == 130
-    assert (ended.stdout, ended.stderr) == (b"", b"")
+    assert (ended.stdout, ended.stderr) == ("", "")
 
 
 @pytest.mark.parametrize("module", ["numpy", "safetensors"])
 def test_a_demonstration_without_the_extra_says_what_to_install_and_starts_nothing(module: str, tmp_path: Path) -> None:
     run = f"import sys; sys.modules[{module!r}] = None; from minilab_worker.cli import main; main()"
 
-    ended = subprocess.run(
-        [sys.executable, "-c", run, "demo"],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
+    ended = demo_of("-c", run, folder=tmp_path)
 
     assert ended.returncode == 1
     assert f"{module} is missing" in ended.stderr

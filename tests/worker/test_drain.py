@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from chaos.fleet import FAST_KERNELS
 from chaos.server import BINARY
 from support.own_service import LIMIT, LONG, OwnService
 from support.waiting import wait_until
@@ -49,7 +50,7 @@ def test_what_is_not_finished_in_the_grace_time_goes_back_to_the_head_of_the_que
     assert {own_service.status(job_id) for job_id in jobs} == {"queued"}
     assert own_service.connection.exists(*map(keys.expired_leases, running)) == 0, "none has expired"
     assert own_service.connection.keys("rq:execution*") == []
-    own_service.fleet.start()
+    own_service.fleet.start(kernels=FAST_KERNELS)
     for job_id in jobs:
         own_service.wait_for_status(job_id, "finished")
         own_service.assert_answered(job_id)
@@ -69,7 +70,7 @@ def test_a_second_sigterm_ends_it_at_once_without_loss(own_service: OwnService) 
     unfinished = [job_id for job_id in running if own_service.status(job_id) != "finished"]
     assert own_service.queue.get_job_ids() == unfinished
     assert unfinished, "the jobs must last longer than that"
-    own_service.fleet.start()
+    own_service.fleet.start(kernels=FAST_KERNELS)
     for job_id in running:
         own_service.wait_for_status(job_id, "finished")
         own_service.assert_answered(job_id)
@@ -94,7 +95,7 @@ def has_asked_for_sigterm(pid: int) -> bool:
     return bool(int(caught, 16) & 1 << (15 - 1))
 
 
-def test_a_given_back_job_keeps_its_tokens(own_service: OwnService) -> None:
+def test_a_job_that_is_returned_has_a_line_and_keeps_its_tokens(own_service: OwnService) -> None:
     worker = own_service.fleet.start_and_wait("--grace", "0")
     job_id = own_service.submit(LONG)
     own_service.wait_for_token(job_id, 20)
@@ -102,7 +103,9 @@ def test_a_given_back_job_keeps_its_tokens(own_service: OwnService) -> None:
     worker.terminate()
     assert worker.wait() == 0
     kept = own_service.stream(job_id)
-    own_service.fleet.start()
+    assert f"{job_id}: returned after token {len(kept)}" in worker.said
+    assert " exits: 0 jobs ended, 1 requeued" in worker.said
+    own_service.fleet.start(kernels=FAST_KERNELS)
     own_service.wait_for_status(job_id, "finished")
 
     assert own_service.stream(job_id)[: len(kept)] == kept

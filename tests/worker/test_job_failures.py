@@ -11,10 +11,10 @@ import pytest
 import redis
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker, WorkerSettings
+from support.references import reference_ids
 from support.waiting import wait_until
 
 from minilab_gen.engine import Engine, Sequence
-from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.jobs import fetch
@@ -69,7 +69,7 @@ def assert_only_the_bad_one_fails(connection: redis.Redis, served: ServedModel, 
         assert end_of(connection, job_id).succeeded
         answer = result(connection, job_id)
         assert answer is not None
-        assert list(answer.ids) == [step.token_id for step in generate(served.model, GOOD.prompt, 20)]
+        assert list(answer.ids) == reference_ids(served, GOOD)
     wait_until(lambda: worker.done == 3)
     assert fetch(connection, bad).get_status().value == "failed"
     assert worker.used == 0

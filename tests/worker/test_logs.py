@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import redis
-from chaos.fleet import LEASE
+from chaos.fleet import FAST_KERNELS, LEASE
 from chaos.server import BINARY
 from minilab_worker.telemetry.logs import JsonLines, TextLines
 from rq import Repeat, Retry
@@ -162,28 +162,13 @@ def test_a_takeover_names_the_job_and_the_worker_whose_lease_expired(own_service
     expired = fetch(own_service.connection, job_id).worker_name
     first.kill()
 
-    second = own_service.fleet.start_and_wait("--log-format", "json")
+    second = own_service.fleet.start_and_wait("--log-format", "json", kernels=FAST_KERNELS)
     own_service.wait_for_status(job_id, "finished")
     wait_until(lambda: "ended, length" in second.said, LEASE + LIMIT)
 
     taken, resumed, _ended = of_job(second.said.splitlines(), job_id)
     assert (taken["worker"], taken["level"]) == (expired, "warning")
     assert resumed["tokens"] >= 5
-
-
-@needs_redis
-def test_a_job_that_is_returned_has_a_line(own_service: OwnService) -> None:
-    worker = own_service.fleet.start_and_wait("--grace", "0", "--log-format", "json")
-    job_id = own_service.submit()
-    own_service.wait_for_token(job_id, 5)
-
-    worker.terminate()
-    assert worker.wait() == 0
-
-    messages = [line["message"] for line in of_job(worker.said.splitlines(), job_id)]
-    tokens = own_service.tokens(job_id)
-    assert f"{job_id}: returned after token {tokens}" in messages
-    assert " exits: 0 jobs ended, 1 requeued" in worker.said
 
 
 def test_every_line_about_a_job_gives_its_id_as_a_field_too() -> None:

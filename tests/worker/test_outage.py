@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from chaos.fleet import FAST_KERNELS
 from chaos.server import BINARY
 from rq.command import send_stop_job_command
 from rq.serializers import JSONSerializer
@@ -82,7 +83,7 @@ def test_a_worker_hears_commands_and_cancels_again_after_redis_was_restarted(own
 
 def test_a_worker_that_is_there_before_redis_waits_and_then_works(own_service: OwnService) -> None:
     own_service.server.terminate()
-    worker = own_service.fleet.start()
+    worker = own_service.fleet.start(kernels=FAST_KERNELS)
     wait_until(lambda: "waiting up to" in worker.said, LIMIT)
 
     own_service.server.start()

@@ -19,9 +19,9 @@ from support.reclaimed_jobs import (
     status,
     workers_in_threads,
 )
+from support.references import reference_ids
 from support.waiting import wait_until
 
-from minilab_gen.generate import generate
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndEvent, TokenEvent
@@ -113,7 +113,7 @@ def test_a_cancel_is_written_behind_the_tokens_that_another_worker_added(
 ) -> None:
     """Two workers write one stream while one of them does not know yet that it has lost the job."""
     start()
-    tokens = [step.token_id for step in generate(served.model, JOB.prompt, 60)]
+    tokens = reference_ids(served, JOB)
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
     ahead = stream_length(server, job_id)[0] + 20
@@ -130,7 +130,7 @@ def test_a_cancel_is_written_behind_the_tokens_that_another_worker_added(
 
 def test_an_end_that_another_wrote_is_adopted(server: redis.Redis, served: ServedModel, start: StartWorker) -> None:
     worker = start()
-    tokens = [step.token_id for step in generate(served.model, JOB.prompt, 60)]
+    tokens = reference_ids(served, JOB)
     job_id = enqueue(server, JOB, Submission())
     wait_until(lambda: stream_length(server, job_id)[0] > 5)
     number = stream_length(server, job_id)[0] + 20

@@ -11,7 +11,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from chaos.fleet import LEASE
+from chaos.fleet import FAST_KERNELS, LEASE
 from chaos.server import BINARY
 from rq.executions import Execution
 from rq.registry import StartedJobRegistry
@@ -58,7 +58,7 @@ def test_a_reader_gets_one_unbroken_text_when_the_only_worker_is_killed(own_serv
 
         worker.kill()
         seen = own_service.tokens(job_id)
-        own_service.fleet.start()
+        own_service.fleet.start(kernels=FAST_KERNELS)
         printed, complaints = reader.communicate(timeout=LIMIT)
 
     assert 20 <= seen < LONG.max_new_tokens
@@ -76,7 +76,7 @@ def test_a_worker_with_other_kernels_goes_on_with_the_same_bits(own_service: Own
 
     plain.kill()
     seen = own_service.tokens(job_id)
-    own_service.fleet.start(kernels="")  # the best that this processor can run
+    own_service.fleet.start(kernels=FAST_KERNELS)
     own_service.wait_for_status(job_id, "finished")
 
     assert 20 <= seen < SAMPLED.max_new_tokens
@@ -135,7 +135,7 @@ def test_a_job_that_kills_its_worker_three_times_is_failed(own_service: OwnServi
         own_service.wait_for_holder(job_id, worker)
         worker.kill()
         own_service.connection.delete(keys.worker_lease(name_of_holder(own_service, job_id)))  # its end is not awaited
-    own_service.fleet.start()
+    own_service.fleet.start(kernels=FAST_KERNELS)
     *_, end = tail(own_service.connection, job_id)
 
     assert isinstance(end, EndEvent)
@@ -151,7 +151,7 @@ def name_of_holder(service: OwnService, job_id: str) -> str:
 def test_a_killed_worker_starts_again_at_once_on_the_same_host(own_service: OwnService) -> None:
     own_service.fleet.start_and_wait().kill()
 
-    own_service.fleet.start_and_wait()
+    own_service.fleet.start_and_wait(kernels=FAST_KERNELS)
     job_id = own_service.submit(GenerationRequest((1,), 3))
 
     own_service.wait_for_status(job_id, "finished")
@@ -163,7 +163,7 @@ def test_a_job_that_was_claimed_and_never_started_goes_back_to_its_queue(own_ser
     queue = own_service.queue
     own_service.connection.lmove(queue.key, queue.intermediate_queue_key)  # what a worker does before it is killed
 
-    worker = own_service.fleet.start_and_wait()
+    worker = own_service.fleet.start_and_wait(kernels=FAST_KERNELS)
     own_service.wait_for_status(job_id, "finished")
 
     own_service.assert_answered(job_id)
@@ -180,7 +180,7 @@ def test_a_job_of_a_dead_ordinary_rq_worker_is_taken_over(own_service: OwnServic
         own_service.queue.remove(job, pipeline=pipeline)
         pipeline.execute()
 
-    own_service.fleet.start()
+    own_service.fleet.start(kernels=FAST_KERNELS)
     own_service.wait_for_status(job_id, "finished")
 
     own_service.assert_answered(job_id)
@@ -198,7 +198,7 @@ def test_rq_does_not_fail_the_job_of_a_dead_worker_while_no_other_is_up(own_serv
     StartedJobRegistry(queue=own_service.queue).cleanup(int(later.timestamp()))
 
     assert own_service.status(job_id) == "started"
-    own_service.fleet.start()
+    own_service.fleet.start(kernels=FAST_KERNELS)
     own_service.wait_for_status(job_id, "finished")
     own_service.assert_answered(job_id)
 
@@ -212,7 +212,7 @@ def test_a_reader_who_resumes_after_a_takeover_misses_nothing(own_service: OwnSe
         if event.number == 20:
             break
     worker.kill()
-    own_service.fleet.start()
+    own_service.fleet.start(kernels=FAST_KERNELS)
 
     rest = list(tail(own_service.connection, job_id, after=20))
 

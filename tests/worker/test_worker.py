@@ -14,7 +14,8 @@ from minilab_worker.serving import ServedModel
 from rq import Worker as RqWorker
 from rq.job import Job
 from support.engines import slow_engine
-from support.served_jobs import LONG, StartWorker, base_queue, reference_answers, reference_tokens, status, wait_for_end
+from support.references import reference_answers, reference_ids
+from support.served_jobs import LONG, StartWorker, base_queue, status, wait_for_end
 from support.waiting import wait_until
 
 from minilab_gen.protocol import endings, jobs, keys
@@ -118,7 +119,7 @@ def test_a_lost_connection_loses_no_token_and_doubles_none(
     rest = list(events)
     assert [event.number for event in rest] == list(range(11, rest[-1].number + 1))
     tokens = [event.token_id for event in published_tokens(server, job_id)[0]]
-    assert tokens == reference_tokens(served, LONG)
+    assert tokens == reference_ids(served, LONG)
 
 
 def test_a_stream_that_lost_its_last_second_is_made_whole(
@@ -135,7 +136,7 @@ def test_a_stream_that_lost_its_last_second_is_made_whole(
     cut_publisher_off(server)
     wait_until(lambda: worker.done == 1)
 
-    assert [event.token_id for event in published_tokens(server, job_id)[0]] == reference_tokens(served, LONG)
+    assert [event.token_id for event in published_tokens(server, job_id)[0]] == reference_ids(served, LONG)
 
 
 def test_an_ordinary_rq_worker_runs_the_same_jobs(
@@ -172,7 +173,7 @@ def test_an_ordinary_rq_worker_runs_the_same_jobs(
     for job_id, request in zip(job_ids, requests, strict=True):
         answer = result(server, job_id)
         assert answer is not None
-        assert list(answer.ids) == reference_tokens(served, request)
+        assert list(answer.ids) == reference_ids(served, request)
         assert status(server, job_id) == "finished"
     assert wait_for_end(server, cancelled).reason == "cancelled"
     assert jobs.view(server, cancelled).state == "cancelled"

@@ -9,7 +9,8 @@ from rq import Queue
 from rq.command import send_stop_job_command
 from rq.serializers import JSONSerializer
 from support.engines import slow_engine, slower_engine, very_slow_engine
-from support.served_jobs import LONG, StartWorker, base_queue, reference_tokens, status, wait_for_end
+from support.references import reference_ids
+from support.served_jobs import LONG, StartWorker, base_queue, status, wait_for_end
 from support.waiting import wait_until
 
 from minilab_gen import EndEvent
@@ -100,7 +101,7 @@ def test_a_job_past_its_timeout_ends_alone(server: redis.Redis, served: ServedMo
     assert wait_for_end(server, patient).succeeded
     answer = result(server, patient)
     assert answer is not None
-    assert list(answer.ids) == reference_tokens(served, LONG)
+    assert list(answer.ids) == reference_ids(served, LONG)
     wait_until(lambda: worker.done == 2)
     assert status(server, hasty) == "failed"
 

@@ -23,6 +23,7 @@ from minilab_gen.protocol.refusals import refusal
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 from minilab_worker.demo import demo
 from minilab_worker.extra import check_extra
+from minilab_worker.hub import checkpoint_folder
 from minilab_worker.model_names import check_announced_model, check_tokenizer, check_waiting, default_name
 from minilab_worker.outage import REDIS_LIMIT, wait_for_writes
 from minilab_worker.redis_command import redis_group
@@ -72,7 +73,7 @@ _CONTEXT = {
     type=click.Path(path_type=Path),
     default=BASE_CHECKPOINT,
     envvar="MINILAB_CHECKPOINT",  # MINILAB_MODEL is the name that clients ask for
-    help="Checkpoint folder to serve.",
+    help="Checkpoint folder to serve, or a model on the Hugging Face Hub, owner/name.",
 )
 @click.option("--name", help="Name of the model for clients.  [default: the folder's name]")
 @click.option(
@@ -142,7 +143,7 @@ def program(context: click.Context, /, log_format: LogFormat, verbose: bool, qui
 
 
 def _load_and_serve(options: _Options) -> None:
-    model = options.model
+    model = checkpoint_folder(options.model)
     name = keys.check_model_name(options.name or default_name(model))
     queues = options.queues or tuple(keys.queue_names(name))
     write_name(options.lease_file, "")  # a health check must not find a predecessor, whose lease may outlive it

@@ -17,6 +17,7 @@ from minilab_gen.protocol.cards import ModelCard, announced_card, digest, read_c
 from minilab_gen.protocol.jobs import workers_alive
 from minilab_gen.protocol.vocabulary import jobs_beyond
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT, Tokenizer
+from minilab_worker.hub import repository_of
 
 _log = logging.getLogger(__name__)
 
@@ -27,12 +28,13 @@ _LONGEST_NAME: Final = 64
 def default_name(folder: Path) -> str:
     """The name of a checkpoint's folder with ``-`` for what a name must not hold; ``base`` for the shipped model.
 
-    A folder that is called as on the Hub, such as ``Llama-3.2-1B``, keeps its name, so that clients can ask for it.
+    A folder that is called as on the Hub, such as ``Llama-3.2-1B``, keeps its name, so that clients can ask for it; so
+    does a snapshot in the Hub's cache, whose folder is called by a hash.
     """
     path = folder.resolve()
     if path == BASE_CHECKPOINT.resolve():
         return keys.DEFAULT_MODEL
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", path.name)[:_LONGEST_NAME].strip("-.")
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", repository_of(path) or path.name)[:_LONGEST_NAME].strip("-.")
     name = re.sub(rf"\.({'|'.join(keys.PRIORITIES)})$", r"-\1", name)  # which a name must not end with
     if not name:
         raise RequestError(f"the folder {path} gives no name for its model; choose one with --name")
@@ -102,15 +104,14 @@ def _live_card(connection: redis.Redis, name: str) -> ModelCard | None:
 def check_announced_model(connection: redis.Redis, card: ModelCard) -> None:
     """See that no live worker serves another model under this name. Raises RequestError for another tokenizer.
 
-    Other weights are only warned of, since a fleet that is upgraded has both for a while, and machines that round
-    differently have both for good.
+    Other weights are only warned of, since a fleet that is upgraded has both for a while.
     """
     check_tokenizer(connection, card.name, card.tokenizer)
     other = _live_card(connection, card.name)
     if other is None or other.fingerprint == card.fingerprint:
         return
     _log.warning(
-        "a live worker serves %s with other weights or rounding, its fingerprint is %s, the one here is %s: "
+        "a live worker serves %s with other weights, data type or numerics, its fingerprint is %s, the one here is %s: "
         "either may answer a job, and neither continues the other's output",
         card.name,
         other.fingerprint,

@@ -33,18 +33,20 @@ class AskedModel:
             raise RequestError(f"{name} must be a text, got {shown(text)}")
         return tuple(prompt_ids(text, self.tokenizer))
 
-    def chat(self, said: object) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    def chat(self, said: Conversation) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """The ids of what was said to the model, and the ids that end its answer. Raises RequestError."""
-        ids, ends = chat_prompt(Conversation.of(said), self.card, self.tokenizer)
+        ids, ends = chat_prompt(said, self.card, self.tokenizer)
         return tuple(ids), tuple(ends)
 
-    def chat_as_written(self, said: object, stop_ids: object) -> dict[str, object]:
+    def chat_as_written(self, said: Conversation, stop_ids: object) -> dict[str, object]:
         """What makes a chat the same whenever and wherever its template is run: what was said, and to which tokenizer.
 
-        In place of the fields of a request that come of it. Raises RequestError.
+        In place of the fields of a request that come of it.
         """
-        messages = [(message.role, message.content) for message in Conversation.of(said).messages]
-        return {"prompt": messages, "stop_ids": stop_ids, "tokenizer": self.card.tokenizer}
+        messages = [(message.role, message.content, *filter(None, [message.more])) for message in said.messages]
+        written: dict[str, object] = {"prompt": messages, "stop_ids": stop_ids, "tokenizer": self.card.tokenizer}
+        extras = {"tools": said.tools, "chat_template_kwargs": said.template_kwargs}
+        return written | {name: given for name, given in extras.items() if given}
 
     def stop_id_of(self, text: str) -> int | None:
         """The one token that is exactly this text, or the special token of this name; None where there is none."""

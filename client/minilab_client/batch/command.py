@@ -70,8 +70,9 @@ def batch(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
     """Answer every line of IN, a JSONL file, or of standard input where IN is -.
 
     A line is an object with custom_id, prompt, chat or ids, and settings named as for `submit`; or one of OpenAI's
-    batch format for /v1/completions. The answers go to OUT as they come. The same command once more does only what is
-    missing, also after a kill: it finds the jobs that are still in the queue, and those that have ended since.
+    batch format for /v1/completions or /v1/chat/completions. The answers go to OUT as they come. The same command once
+    more does only what is missing, also after a kill: it finds the jobs that are still in the queue, and those that
+    have ended since.
 
     Exit codes: 0 all lines have an answer, 1 some have none, 2 bad usage or no line can be read, 4 no Redis.
     """

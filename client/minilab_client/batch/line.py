@@ -17,7 +17,7 @@ from typing import Any, Final, Literal
 from minilab_gen.errors import RequestError
 from minilab_gen.request import GenerationRequest, shown
 
-Form = Literal["minilab", "openai"]
+Form = Literal["minilab", "openai", "openai-chat"]
 
 LONGEST_CUSTOM_ID: Final = 512
 """Characters: a path or a URL fits; it is kept for each line of the file, and stands in each answer."""

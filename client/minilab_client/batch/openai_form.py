@@ -1,4 +1,4 @@
-"""A line of OpenAI's batch format for completions, and its answer.
+"""A line of OpenAI's batch format for completions, plain or in a chat, and its answer.
 
 Where it has a default of its own, that one applies. What the service does not have is accepted where it says "off" and
 refused by name where it would change the answer.
@@ -7,6 +7,8 @@ refused by name where it would change the answer.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from minilab_client.batch.asked_model import AskedModel
@@ -15,13 +17,14 @@ from minilab_client.batch.stop_texts import cut
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.results import Answer
-from minilab_gen.request import SETTING_FIELDS, shown
+from minilab_gen.request import DEFAULT_CHAT_TOKENS, SETTING_FIELDS, shown
+from minilab_gen.text.chat import EXTRAS, Conversation
 
 MARKS: Final = frozenset({"method", "url", "body"})
 """A line with any of these fields is of this form."""
 
-URL: Final = "/v1/completions"
 DEFAULT_MAX_TOKENS: Final = 16
+"""New tokens of a completion; an answer in a chat has our own default, where OpenAI sets no bound."""
 DEFAULT_TEMPERATURE: Final = 1.0
 MOST_STOP_TEXTS: Final = 4
 
@@ -31,62 +34,94 @@ _OUR_NAMES: Final = {"max_new_tokens": "max_tokens", "stop_ids": "stop_token_ids
 _SETTINGS: Final = {_OUR_NAMES.get(name, name): name for name in SETTING_FIELDS}
 """Names here: ours."""
 
-_FIELDS: Final = ("prompt", *_SETTINGS, "stop", "model")
 _OFF: Final[dict[str, tuple[object, ...]]] = {
     "n": (1,),
-    "best_of": (1,),
-    "echo": (False,),
     "stream": (False,),
-    "logprobs": (),
     "logit_bias": ({},),
     "presence_penalty": (0,),
     "frequency_penalty": (0,),
-    "suffix": (),
 }
-"""Fields that may only say that nothing is wanted: with one of these values, or null."""
 
-_IGNORED: Final = ("user",)
-"""Fields that change no answer there, either."""
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What may stand in the body of a line for one URL."""
+
+    url: str
+    settings: Mapping[str, str]
+    """Names here: ours."""
+    others: tuple[str, ...]
+    """Fields besides."""
+    off: Mapping[str, tuple[object, ...]]
+    """Fields that may only say that nothing is wanted: with one of these values, or null."""
+    ignored: tuple[str, ...]
+    """Fields that change no answer there, either."""
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        return (*self.others, *self.settings, "stop", "model")
+
+
+COMPLETIONS: Final = Route(
+    "/v1/completions",
+    _SETTINGS,
+    ("prompt",),
+    {**_OFF, "best_of": (1,), "echo": (False,), "logprobs": (), "suffix": ()},
+    ("user",),
+)
+CHAT_COMPLETIONS: Final = Route(
+    "/v1/chat/completions",
+    {**_SETTINGS, "max_completion_tokens": "max_new_tokens"},
+    ("messages", *EXTRAS),
+    {
+        **_OFF,
+        "logprobs": (False,),
+        "top_logprobs": (0,),
+        "tool_choice": ("auto",),
+        "parallel_tool_calls": (True,),
+        "response_format": ({"type": "text"},),
+    },
+    ("user", "metadata", "store"),
+)
+_ROUTES: Final = {route.url: route for route in (COMPLETIONS, CHAT_COMPLETIONS)}
 
 
 def read(fields: dict[str, Any], model: AskedModel) -> Content:
     """What the line asks for. Raises RequestError."""
-    for name in fields:
-        if name not in MARKS | {"custom_id"}:
-            raise RequestError(f"a line with a body may have custom_id, method, url and body, got {shown(name)}")
-    for name, only in (("method", "POST"), ("url", URL)):
-        if fields.get(name) != only:
-            raise RequestError(f"{name} must be {only}, got {shown(fields.get(name))}")
-    body = fields.get("body")
-    if not isinstance(body, dict):
-        raise RequestError(f"body must be an object, got {shown(body)}")
-    _refuse_what_we_lack(body, model)
+    route, body = _checked(fields, model)
     given = {name: value for name, value in body.items() if value is not None}  # null asks for the default
     stop_texts = _stop_texts(given.get("stop", ()))
-    payload = {
-        "max_new_tokens": DEFAULT_MAX_TOKENS,
-        "temperature": DEFAULT_TEMPERATURE,
-        **{ours: given[name] for name, ours in _SETTINGS.items() if name in given},
-        "prompt": _prompt(given, model),
-        "stop_ids": _stop_ids(given.get("stop_token_ids", []), stop_texts, model),
-    }
-    return Content(payload, stop_texts)
+    settings = {ours: given[name] for name, ours in route.settings.items() if name in given}
+    settings = {"temperature": DEFAULT_TEMPERATURE, **settings}
+    if route is COMPLETIONS:
+        ends = _stop_ids(model.card.stop_ids, given, stop_texts, model)
+        prompt = _prompt(given, model)
+        return Content(
+            {"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}, stop_texts
+        )
+    said = Conversation.of(_messages(given)).with_extras(*(given.get(name) for name in EXTRAS))
+    prompt, own_ends = model.chat(said)
+    ends = _stop_ids(own_ends, given, stop_texts, model)
+    payload = {"max_new_tokens": DEFAULT_CHAT_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}
+    written = model.chat_as_written(said, given.get("stop_token_ids"))
+    return Content(payload, stop_texts, {**written, "url": route.url})
 
 
 def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[str, Any]:
     """What is written about the line: OpenAI's fields, and of ours ``token_ids`` and ``seed``."""
     kept = cut(given, line.stop_texts, model.tokenizer, line.request.prompt)
     prompt_tokens, tokens = given.end.prompt_tokens, len(kept.ids)
+    chats = line.form == "openai-chat"
     choice = {
         "index": 0,
-        "text": kept.text,
+        **({"message": {"role": "assistant", "content": kept.text}} if chats else {"text": kept.text}),
         "finish_reason": "stop" if kept.was_cut or given.end.reason == "stop" else "length",
         "logprobs": None,
         "token_ids": list(kept.ids),
     }
     body = {
-        "id": f"cmpl-{line.digest}",
-        "object": "text_completion",
+        "id": f"{'chatcmpl' if chats else 'cmpl'}-{line.digest}",
+        "object": "chat.completion" if chats else "text_completion",
         "created": int(given.recorded_at),
         "model": model.card.name,
         "system_fingerprint": given.fingerprint,
@@ -114,15 +149,34 @@ def in_their_words(refusal: RequestError) -> RequestError:
     return RequestError(text)
 
 
-def _refuse_what_we_lack(body: dict[str, Any], model: AskedModel) -> None:
+def _checked(fields: dict[str, Any], model: AskedModel) -> tuple[Route, dict[str, Any]]:
+    """The route that the line takes and its body. Raises RequestError for what would not be done."""
+    for name in fields:
+        if name not in MARKS | {"custom_id"}:
+            raise RequestError(f"a line with a body may have custom_id, method, url and body, got {shown(name)}")
+    if fields.get("method") != "POST":
+        raise RequestError(f"method must be POST, got {shown(fields.get('method'))}")
+    url, body = fields.get("url"), fields.get("body")
+    route = _ROUTES.get(url) if isinstance(url, str) else None
+    if route is None:
+        raise RequestError(f"url must be {' or '.join(_ROUTES)}, got {shown(url)}")
+    if not isinstance(body, dict):
+        raise RequestError(f"body must be an object, got {shown(body)}")
+    _refuse_what_we_lack(route, body, model)
+    return route, body
+
+
+def _refuse_what_we_lack(route: Route, body: dict[str, Any], model: AskedModel) -> None:
     for name, value in body.items():
-        if name in _FIELDS or name in _IGNORED:
+        if name in route.fields or name in route.ignored:
             continue
-        if name not in _OFF:
-            raise RequestError(f"body may have the fields {', '.join(_FIELDS)}, got {shown(name)}")
-        if value is not None and not any(_is_same(value, off) for off in _OFF[name]):
-            off = " or ".join(map(json.dumps, (*_OFF[name], None)))
+        if name not in route.off:
+            raise RequestError(f"body may have the fields {', '.join(route.fields)}, got {shown(name)}")
+        if value is not None and not any(_is_same(value, off) for off in route.off[name]):
+            off = " or ".join(map(json.dumps, (*route.off[name], None)))
             raise RequestError(f"{name} is not offered here and must be {off}, got {shown(value)}")
+    if body.get("max_tokens") is not None and body.get("max_completion_tokens") is not None:
+        raise RequestError("body must have one of max_tokens and max_completion_tokens, got both")
     asked = body.get("model")
     if asked is not None and (not isinstance(asked, str) or keys.without_owner(asked) != model.card.name):
         raise RequestError(f"model must be {model.card.name}, which --model names, got {shown(body['model'])}")
@@ -147,12 +201,22 @@ def _stop_texts(given: object) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def _stop_ids(given: object, stop_texts: tuple[str, ...], model: AskedModel) -> tuple[int, ...]:
+def _messages(body: dict[str, Any]) -> list[Any]:
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise RequestError(f"messages must be a list of messages, got {shown(messages)}")
+    return messages
+
+
+def _stop_ids(
+    own: tuple[int, ...], body: dict[str, Any], stop_texts: tuple[str, ...], model: AskedModel
+) -> tuple[int, ...]:
     """The model's own, those asked for, and of the stop texts those that are one token: they end the job at once."""
+    given = body.get("stop_token_ids", [])
     if not isinstance(given, list):
         raise RequestError(f"stop_token_ids must be a list of token ids, got {shown(given)}")
     of_texts = [found for text in stop_texts if (found := model.stop_id_of(text)) is not None]
-    return (*model.card.stop_ids, *given, *of_texts)
+    return (*own, *given, *of_texts)
 
 
 def _is_same(value: object, other: object) -> bool:

@@ -9,11 +9,12 @@ from minilab_client.batch.line import Content, Line
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.results import Answer
 from minilab_gen.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_NEW_TOKENS, SETTING_FIELDS, given_settings, shown
+from minilab_gen.text.chat import EXTRAS, Conversation
 
 _PROMPTS: Final = ("prompt", "chat", "ids")
 """What the model is to go on with, in one of three forms."""
 
-_FIELDS: Final = ("custom_id", *_PROMPTS, *SETTING_FIELDS)
+_FIELDS: Final = ("custom_id", *_PROMPTS, *EXTRAS, *SETTING_FIELDS)
 
 
 def read(fields: dict[str, Any], model: AskedModel) -> Content:
@@ -22,12 +23,15 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
     if unknown:
         raise RequestError(f"a line may have the fields {', '.join(_FIELDS)}, got {shown(unknown[0])}")
     given = given_settings({name: fields[name] for name in SETTING_FIELDS if name in fields})
-    prompt, own_stop_ids = _prompt(fields, model)
-    chats = "chat" in fields
-    most = DEFAULT_CHAT_TOKENS if chats else DEFAULT_MAX_NEW_TOKENS
+    _check_prompts(fields)
+    if "chat" in fields:
+        said = Conversation.of(fields["chat"]).with_extras(*(fields.get(name) for name in EXTRAS))
+        prompt, ends = model.chat(said)
+        payload = {"prompt": prompt, "max_new_tokens": DEFAULT_CHAT_TOKENS, "stop_ids": ends, **given}
+        return Content(payload, written=model.chat_as_written(said, fields.get("stop_ids")))
+    prompt = model.ids_of("prompt", fields["prompt"]) if "prompt" in fields else _ids(fields["ids"])
     return Content(
-        {"prompt": prompt, "max_new_tokens": most, "stop_ids": own_stop_ids, **given},
-        written=model.chat_as_written(fields["chat"], fields.get("stop_ids")) if chats else None,
+        {"prompt": prompt, "max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "stop_ids": model.card.stop_ids, **given}
     )
 
 
@@ -45,16 +49,16 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
     }
 
 
-def _prompt(fields: dict[str, Any], model: AskedModel) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """The ids to go on with, and those that end the answer where the line names none."""
+def _check_prompts(fields: dict[str, Any]) -> None:
     given = [name for name in _PROMPTS if name in fields]
     if len(given) != 1:
         came = " and ".join(given) or "none"
         raise RequestError(f"a line must have one of {', '.join(_PROMPTS)}, got {came}")
-    if "chat" in fields:
-        return model.chat(fields["chat"])
-    if "prompt" in fields:
-        return model.ids_of("prompt", fields["prompt"]), model.card.stop_ids
-    if not isinstance(fields["ids"], list):
-        raise RequestError(f"ids must be a list of token ids, got {shown(fields['ids'])}")
-    return tuple(fields["ids"]), model.card.stop_ids
+    if extra := [name for name in EXTRAS if name in fields and "chat" not in fields]:
+        raise RequestError(f"{extra[0]} goes with chat, got it with {given[0]}")
+
+
+def _ids(given: object) -> tuple[int, ...]:
+    if not isinstance(given, list):
+        raise RequestError(f"ids must be a list of token ids, got {shown(given)}")
+    return tuple(given)

@@ -38,14 +38,14 @@ class LineReader:
         return line
 
     def _line(self, number: int, custom_id: str, fields: dict[str, Any]) -> Line:
-        form: Form = "openai" if openai_form.MARKS & fields.keys() else "minilab"
-        read = openai_form.read if form == "openai" else own_form.read
+        form = _form_of(fields)
+        read = own_form.read if form == "minilab" else openai_form.read
         content = read(fields, self._model)
         try:
             line = line_of(number, custom_id, form, self._model.card.name, content)
             line.request.check_fits(self._model.card.limits)
         except RequestError as error:
-            if form == "openai":
+            if form != "minilab":
                 raise openai_form.in_their_words(error) from error
             raise
         return line
@@ -55,3 +55,9 @@ class LineReader:
         first = self._numbers.setdefault(key_of(line.custom_id), line.number)
         if first != line.number:
             raise RequestError(f"custom_id must differ from line to line, got that of line {first} again")
+
+
+def _form_of(fields: dict[str, Any]) -> Form:
+    if not openai_form.MARKS & fields.keys():
+        return "minilab"
+    return "openai-chat" if fields.get("url") == openai_form.CHAT_COMPLETIONS.url else "openai"

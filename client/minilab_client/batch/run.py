@@ -91,7 +91,7 @@ class Batch:
     def _record(self, ended: EndedLine) -> None:
         line, outcome = ended.line, ended.outcome
         if isinstance(outcome, Answer):
-            answer = openai_form.answer if line.form == "openai" else own_form.answer
+            answer = own_form.answer if line.form == "minilab" else openai_form.answer
             self._output.write(line, answer(line, ended.job_id, outcome, self._model))
             self._counters.answered += 1
             self._counters.tokens += outcome.end.tokens

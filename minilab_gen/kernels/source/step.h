@@ -1,0 +1,42 @@
+// What a step is made of: products, attention and choices, and the two ways to walk through all layers.
+#pragma once
+
+#include "model.h"
+
+namespace mlk {
+
+enum Kind : int { QKV, PLACE, ATTEND, OUTPUT, GATE_UP, DOWN, HEAD, CHOOSE };
+
+struct Rows {
+    int first, count;
+};
+
+struct ProductAt {
+    Kind kind;
+    int layer;
+};
+
+const Weight& weight_of(const Model& m, Kind kind, int layer);
+// The product that comes next; after the head, the first of the next step.
+ProductAt after(const Model& m, Kind kind, int layer);
+
+void embed(Model& m, int row);
+void norm_rows(const Model& m, const float* x, const float* gain, int rows, float* to);
+// Panels `first` to `last` of a product; `next` is what the thread will read afterwards.
+void multiply(Model& m, Own& own, Kind kind, int layer, const float* x, Rows rows, int first, int last,
+              const char* next);
+// Keys and values of one row and key head go into its slot; its queries are turned.
+void place(Model& m, int layer, int row, int kv);
+// Heads from `first` to `last` of a key head, for some tokens of one sequence.
+void attend(Model& m, Own& own, int layer, Run tokens, int kv, int first, int last);
+void norm_outputs(const Model& m, Rows outputs, float* to);
+void choose_output(Model& m, Own& own, int output);
+
+// Few rows share each product.
+void run_stages(Model& m);
+// How many bundles the rows make; 0 where they are too few to be cut.
+int bundles_of(const Model& m, int rows);
+// Many rows: each bundle of them goes through all layers by itself.
+void run_bundles(Model& m, int count);
+
+}  // namespace mlk
