@@ -182,6 +182,8 @@ def _check_keys(stored: Mapping[str, Any], family: Family) -> None:
             raise CheckpointError(
                 f"the key {key} is not understood and may stand for another computation: {shown(value)}"
             )
+        if key == "attention_bias" and key in family.own_keys and type(value) not in (bool, type(None)):
+            raise CheckpointError(f"attention_bias must be true or false, got {shown(value)}")
         if key in _ONLY and key not in family.own_keys and value not in (None, _ONLY[key]):
             raise CheckpointError(f"{key} must be {_ONLY[key]!r}, got {value!r}")
     _check_layers(stored, family)

@@ -234,7 +234,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
     ({**_named("MistralForCausalLM"), "attention_bias": True}, "attention_bias must be False, got True"),
     ({**_named("Qwen2ForCausalLM"), "attention_bias": True}, "attention_bias must be False, got True"),
-    ({"attention_bias": "all"}, "output_bias must be true or false, got 'all'"),
+    ({"attention_bias": "all"}, "attention_bias must be true or false, got 'all'"),
     ({"mlp_bias": True}, "mlp_bias must be False, got True"),
     ({"num_hidden_layers": 0}, "n_layer must be an integer of at least 1, got 0"),
     ({"num_attention_heads": "8"}, "n_head must be an integer of at least 1, got '8'"),
