@@ -46,6 +46,11 @@ KINDS = {
     ),
     "tinyllama": Kind("Llama", {"num_key_value_heads": 1, "rms_norm_eps": 1e-5}),
     "llama-biased": Kind("Llama", {"attention_bias": True}),
+    "llama-biased-tied": Kind(
+        "Llama",
+        {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 24, "num_key_value_heads": 1},
+        dtype=torch.float16,
+    ),
     "mistral": Kind("Mistral", {"sliding_window": None, "head_dim": 24}),
     "mistral-window": Kind("Mistral", {"sliding_window": CONTEXT}),
     "qwen-2": Kind("Qwen2", {"num_key_value_heads": 2, "rope_theta": 1_000_000.0}, shard="60KB"),
