@@ -124,7 +124,8 @@ def chat_prompt(
     """The prompt that a conversation makes, and where the answer ends: the model's own stop ids and the template's."""
     if card.chat is None:
         raise RequestError(f"the model {card.name} has no chat template; give it a plain text to go on with")
-    ends = dict.fromkeys([*card.stop_ids, *card.chat.stop_ids(tokenizer)])
+    of_chat = (token for token in card.chat.stop_ids(tokenizer) if token < card.vocab_size)  # some have no row
+    ends = dict.fromkeys([*card.stop_ids, *of_chat])
     return card.chat.prompt(conversation, tokenizer), tuple(ends)
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from minilab_gen.errors import CheckpointError
+from minilab_gen.impostors import impostor
 
 
 def read_json(file: Path) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def read_json(file: Path) -> dict[str, Any]:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
     except ValueError as error:
-        raise CheckpointError(f"{file} is not JSON: {error}") from error
+        raise CheckpointError(impostor(file) or f"{file} is not JSON: {error}") from error
     if not isinstance(content, dict):
         raise CheckpointError(f"{file} must hold a JSON object, got {type(content).__name__}")
     return content

@@ -27,8 +27,8 @@ _TYPES: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8
 
 TENSORS: Final = (
     *("embedding", "norm", "head"),
-    *("attention_norm", "query", "key", "value", "query_bias", "key_bias", "value_bias", "query_norm", "key_norm"),
-    *("output", "feed_forward_norm", "gate", "up", "down"),
+    *("attention_norm", "query", "key", "value", "query_bias", "key_bias", "value_bias", "output_bias"),
+    *("query_norm", "key_norm", "output", "feed_forward_norm", "gate", "up", "down"),
 )
 """Of which a model is made, in the order of ``mlk_tensor``; the first three are not of a layer."""
 
@@ -59,6 +59,7 @@ def shape_of(config: ModelConfig) -> Shape:
         tied=config.tied_embeddings,
         qkv_bias=config.qkv_bias,
         head_norm=config.head_norm,
+        output_bias=config.output_bias,
         norm_eps=config.norm_eps,
         rope_theta=config.rope_theta,
     )

@@ -10,7 +10,7 @@ from pathlib import Path
 from minilab_gen.errors import MiniLabError
 from minilab_gen.kernels.build import library_name
 
-ABI = 2
+ABI = 3
 """Of ``minilab_kernels.h``, as this file spells it."""
 
 
@@ -23,7 +23,7 @@ class Shape(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("vocab", "context", "layers", "heads", "kv_heads", "head_dim")),
-        *((name, c_int32) for name in ("d_model", "d_hidden", "tied", "qkv_bias", "head_norm", "reserved")),
+        *((name, c_int32) for name in ("d_model", "d_hidden", "tied", "qkv_bias", "head_norm", "output_bias")),
         *((name, c_double) for name in ("norm_eps", "rope_theta", "rope_factor")),
         *((name, c_double) for name in ("rope_low", "rope_high", "rope_original")),
     ]

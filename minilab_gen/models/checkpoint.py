@@ -6,6 +6,7 @@ A folder holds ``config.json``, ``tokenizer.json`` and weights.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,20 @@ from minilab_gen.json_file import read_json
 from minilab_gen.kernels.decoder import WeightType
 from minilab_gen.kernels.library import numerics
 from minilab_gen.kernels.processors import processors
-from minilab_gen.models.checkpoint_folder import read_config
+from minilab_gen.models.checkpoint_folder import log_left_over, read_config, spoken_vocabulary
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.tensors import stored_tensors
 from minilab_gen.models.weights import StoredWeights, weight_files
+from minilab_gen.text.declared_tokens import read_declared_tokens
 from minilab_gen.text.tokenizer import get_tokenizer
+from minilab_gen.text.tokenizer_config import DECLARING_FILES
 
-_IGNORED = ("rotary_emb.inv_freq", "lm_head.weight")
+_log = logging.getLogger(__name__)
+
+_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+_IGNORED = ("rotary_emb.inv_freq", _HEAD)
 """Tensors that may stand in a folder besides: angles that follow from the config, and a tied head stored again."""
 
 _PIECE = 1 << 20
@@ -73,6 +80,7 @@ def fingerprint(folder: Path, weights: WeightType) -> str:
     The processor is no part of it, since the kernels give the same bits on all.
     """
     digest = hashlib.sha256(f"numerics {numerics()}, weights in {weights}\n".encode())
+    digest.update(read_declared_tokens(folder).described().encode())  # not all of their files: a template has no id
     for file in (folder / "config.json", *weight_files(folder), folder / "tokenizer.json"):
         with file.open("rb") as opened:
             while piece := opened.read(_PIECE):
@@ -82,7 +90,8 @@ def fingerprint(folder: Path, weights: WeightType) -> str:
 
 def stamps(folder: Path) -> list[tuple[int, int, int]]:
     """What changes when a file of a checkpoint is replaced or written: size, time and number of each that is there."""
-    files = (folder / "config.json", *weight_files(folder), folder / "tokenizer.json")
+    names = ("config.json", "tokenizer.json", *DECLARING_FILES)
+    files = (*(folder / name for name in names), *weight_files(folder))
     present = [file.stat() for file in files if file.exists()]
     return [(status.st_size, status.st_mtime_ns, status.st_ino) for status in present]
 
@@ -90,18 +99,27 @@ def stamps(folder: Path) -> list[tuple[int, int, int]]:
 def open_checkpoint(folder: Path) -> tuple[StoredWeights, ModelConfig]:
     """The tensors in a folder, which are all there, and the shape of the model without ids that have no text."""
     config = read_config(folder)
+    log_left_over(folder)
     files = StoredWeights(folder)
+    config = _with_its_head(config, files)
     files.check({each.stored: each.shape for each in stored_tensors(config)}, _IGNORED)
     return files, replace(config, vocab_size=_spoken_vocabulary(folder, config.vocab_size))
 
 
+def _with_its_head(config: ModelConfig, files: StoredWeights) -> ModelConfig:
+    """The shape with the head that is stored: as in transformers, one that differs from the embedding is not tied."""
+    if not config.tied_embeddings or _HEAD not in files:
+        return config
+    if _EMBEDDING not in files:
+        files.rename(_HEAD, _EMBEDDING)  # some store what is tied under its other name
+    elif not files.equal(_HEAD, _EMBEDDING):
+        _log.warning("tie_word_embeddings is true, but %s is stored and differs from %s: it is used", _HEAD, _EMBEDDING)
+        return replace(config, tied_embeddings=False)
+    return config
+
+
 def _spoken_vocabulary(folder: Path, vocab_size: int) -> int:
-    """How many ids the model may choose from: those that its tokenizer knows, all of them where there is none."""
+    """How many ids the model may choose from, all of them where there is no tokenizer."""
     if not (folder / "tokenizer.json").exists():
         return vocab_size
-    known = get_tokenizer(folder).vocab_size
-    if known > vocab_size:
-        raise CheckpointError(
-            f"{folder / 'tokenizer.json'} must know at most the {vocab_size} ids of the model, got {known}"
-        )
-    return known
+    return spoken_vocabulary(folder, get_tokenizer(folder), vocab_size)

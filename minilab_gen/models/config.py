@@ -47,6 +47,8 @@ class ModelConfig:
     tied_embeddings: bool = True
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias."""
+    output_bias: bool = False
+    """Whether what attention adds to the residual stream has one."""
     head_norm: bool = False
     """Whether each query and key head is normed before it is turned."""
 

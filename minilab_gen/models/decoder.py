@@ -47,7 +47,7 @@ class Block(nn.Module):
         self.attention_norm = nn.RMSNorm(d_model, config.norm_eps)
         self.qkv = nn.Linear(d_model, sum(config.qkv_sizes), bias=config.qkv_bias)
         self.head_norm = HeadNorm(config) if config.head_norm else None
-        self.output = nn.Linear(config.qkv_sizes[0], d_model, bias=False)
+        self.output = nn.Linear(config.qkv_sizes[0], d_model, bias=config.output_bias)
         self.feed_forward_norm = nn.RMSNorm(d_model, config.norm_eps)
         self.gate = nn.Linear(d_model, config.d_hidden, bias=False)
         self.up = nn.Linear(d_model, config.d_hidden, bias=False)

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from minilab_gen.errors import CheckpointError
-from minilab_gen.models.config import ModelConfig, RopeScaling
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.known_keys import changes_nothing
+from minilab_gen.models.rope_settings import ROPE_KEYS, read_rope
 from minilab_gen.request import shown
 
 _log = logging.getLogger(__name__)
@@ -27,19 +29,49 @@ class Family:
     head_norm: bool = False
     windowed: bool = False
     """Whether attention ends at ``sliding_window`` tokens, where the config gives a number."""
-    head_dim: int | None = None
-    """The size of a head where the config gives none; else it follows from the other sizes."""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    """What transformers takes for keys that a config leaves out."""
     own_keys: frozenset[str] = frozenset()
     """Keys of the config that not every family has."""
 
 
+_LLAMA = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 11_008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+_MISTRAL = _LLAMA | {
+    "intermediate_size": 14_336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
+_QWEN2 = _LLAMA | {
+    "vocab_size": 151_936,
+    "intermediate_size": 22_016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32_768,
+    "max_window_layers": 28,
+    "sliding_window": 4096,
+    "use_sliding_window": False,
+}
+
+_BIAS = frozenset({"attention_bias"})
 _WINDOW = frozenset({"sliding_window"})
+_SOME_WINDOWS = frozenset({"max_window_layers", "sliding_window", "use_sliding_window"})
 
 FAMILIES = {
-    "LlamaForCausalLM": Family("llama"),
-    "MistralForCausalLM": Family("mistral", windowed=True, own_keys=_WINDOW),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, own_keys=_WINDOW),
-    "Qwen3ForCausalLM": Family("qwen3", head_norm=True, head_dim=128, own_keys=_WINDOW),
+    "LlamaForCausalLM": Family("llama", defaults=_LLAMA, own_keys=_BIAS),
+    "MistralForCausalLM": Family("mistral", windowed=True, defaults=_MISTRAL, own_keys=_WINDOW),
+    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, defaults=_QWEN2, own_keys=_SOME_WINDOWS),
+    "Qwen3ForCausalLM": Family(
+        "qwen3", head_norm=True, defaults=_QWEN2 | {"head_dim": 128}, own_keys=_SOME_WINDOWS | _BIAS
+    ),
 }
 
 _SHAPE = {
@@ -55,11 +87,8 @@ _SHAPE = {
 }
 """Our name of each part of a shape: the key in ``config.json``."""
 
-_DEFAULTS = {"tie_word_embeddings": False, "rms_norm_eps": 1e-6}
-"""What transformers takes for shapes that old configs leave out."""
-
-_DEFAULT_THETA = 10_000.0
-"""The same for the base of rotary positions."""
+_MAY_BE_NULL = {"num_key_value_heads", "sliding_window"}
+"""Keys whose null is a value of its own: as many as query heads, and none."""
 
 _ONLY: dict[str, Any] = {
     "add_cross_attention": False,
@@ -67,7 +96,6 @@ _ONLY: dict[str, Any] = {
     "hidden_act": "silu",
     "is_encoder_decoder": False,
     "mlp_bias": False,
-    "partial_rotary_factor": 1.0,
     "pruned_heads": {},
     "rope_interleaved": False,
     "tie_encoder_decoder": False,
@@ -76,45 +104,27 @@ _ONLY: dict[str, Any] = {
 }
 """Keys that may be left out but say nothing else, because another model would be meant."""
 
-_READ = {"architectures", "head_dim", "layer_types", "model_type", "rope_parameters", "rope_scaling", "rope_theta"}
+_READ = {"architectures", "head_dim", "layer_types", "model_type", *ROPE_KEYS}
 """Keys that are read one by one below."""
-
-# fmt: off
-_HARMLESS = {
-    "_attn_implementation", "_attn_implementation_autoset", "_name_or_path", "attention_dropout", "bad_words_ids",
-    "begin_suppress_tokens", "bos_token_id", "chunk_size_feed_forward", "decoder_start_token_id", "diversity_penalty",
-    "do_sample", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "eos_token_id",
-    "exponential_decay_length_penalty", "finetuning_task", "forced_bos_token_id", "forced_eos_token_id", "id2label",
-    "initializer_range", "is_decoder", "is_llama_config", "label2id", "length_penalty", "max_length",
-    "max_sequence_length", "max_window_layers", "min_length", "no_repeat_ngram_size", "num_beam_groups", "num_beams",
-    "num_return_sequences", "output_attentions", "output_hidden_states", "output_scores", "pad_token_id", "prefix",
-    "pretraining_tp", "problem_type", "remove_invalid_values", "repetition_penalty", "return_dict",
-    "return_dict_in_generate", "sep_token_id", "suppress_tokens", "task_specific_params", "temperature",
-    "tf_legacy_loss", "tokenizer_class", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config",
-    "transformers_version", "typical_p", "unk_token_id", "unsloth_fixed", "unsloth_version", "use_bfloat16",
-    "use_cache",
-}
-# fmt: on
-"""Keys that do not touch the logits: about training, storage, and how others generate."""
-
-_SCALING = {field.name for field in fields(RopeScaling)}
 
 
 def config_of(stored: Mapping[str, Any]) -> ModelConfig:
     """The shape that the content of ``config.json`` gives. Raises CheckpointError for all that is not served."""
     family = _family_of(stored)
     _check_keys(stored, family)
-    shape = {ours: _required(stored, theirs) for ours, theirs in _SHAPE.items()}
+    shape = {ours: _given(stored, family, theirs) for ours, theirs in _SHAPE.items()}
+    theta, scaling = read_rope(stored, shape["context_length"])
     if family.windowed:
-        shape["context_length"] = _within_window(shape["context_length"], stored.get("sliding_window"))
-    theta, scaling = _rope(stored)
+        shape["context_length"] = _within_window(shape["context_length"], _given(stored, family, "sliding_window"))
+    biased = _given(stored, family, "attention_bias") or False
     try:
         config = ModelConfig(
             **shape,
-            own_head_dim=_first(stored.get("head_dim"), family.head_dim),
+            own_head_dim=_given(stored, family, "head_dim"),
             rope_theta=theta,
             rope_scaling=scaling,
-            qkv_bias=family.qkv_bias,
+            qkv_bias=family.qkv_bias or biased,
+            output_bias=biased,
             head_norm=family.head_norm,
         )
     except ValueError as error:
@@ -125,10 +135,10 @@ def config_of(stored: Mapping[str, Any]) -> ModelConfig:
 
 def described(config: ModelConfig) -> dict[str, Any]:
     """The content of ``config.json`` for a shape: the first family that has it."""
-    traits = (config.qkv_bias, config.head_norm)
-    found = [name for name, family in FAMILIES.items() if (family.qkv_bias, family.head_norm) == traits]
+    found = [name for name, family in FAMILIES.items() if _has_traits(family, config)]
     if not found:
-        raise CheckpointError(f"no family has qkv_bias {config.qkv_bias} and head_norm {config.head_norm}")
+        traits = {name: getattr(config, name) for name in ("qkv_bias", "output_bias", "head_norm")}
+        raise CheckpointError(f"no family has {', '.join(f'{name} {value}' for name, value in traits.items())}")
     scaling = {"rope_type": "llama3", **asdict(config.rope_scaling)} if config.rope_scaling else None
     return {
         "architectures": found[:1],
@@ -138,9 +148,19 @@ def described(config: ModelConfig) -> dict[str, Any]:
         "rope_theta": config.rope_theta,
         "rope_scaling": scaling,
         "hidden_act": "silu",
-        "attention_bias": False,
+        "attention_bias": config.output_bias,
         "mlp_bias": False,
     }
+
+
+def _has_traits(family: Family, config: ModelConfig) -> bool:
+    """Whether a family has a model of this kind; a bias of what attention adds comes with those before it."""
+    biased = config.output_bias and "attention_bias" in family.own_keys
+    return (family.qkv_bias or biased, biased, family.head_norm) == (
+        config.qkv_bias,
+        config.output_bias,
+        config.head_norm,
+    )
 
 
 def _family_of(stored: Mapping[str, Any]) -> Family:
@@ -156,30 +176,46 @@ def _family_of(stored: Mapping[str, Any]) -> Family:
 
 
 def _check_keys(stored: Mapping[str, Any], family: Family) -> None:
-    known = set(_SHAPE.values()) | set(_ONLY) | _READ | _HARMLESS | family.own_keys
+    known = set(_SHAPE.values()) | set(_ONLY) | _READ | family.own_keys
     for key, value in stored.items():
-        if key not in known and value is not None:
+        if key not in known and value is not None and not changes_nothing(key):
             raise CheckpointError(
                 f"the key {key} is not understood and may stand for another computation: {shown(value)}"
             )
-        if key in _ONLY and value not in (None, _ONLY[key]):
+        if key == "attention_bias" and key in family.own_keys and type(value) not in (bool, type(None)):
+            raise CheckpointError(f"attention_bias must be true or false, got {shown(value)}")
+        if key in _ONLY and key not in family.own_keys and value not in (None, _ONLY[key]):
             raise CheckpointError(f"{key} must be {_ONLY[key]!r}, got {value!r}")
-    for kind in stored.get("layer_types") or []:
+    _check_layers(stored, family)
+
+
+def _check_layers(stored: Mapping[str, Any], family: Family) -> None:
+    """Refuse windows in some layers, unless they are in none or as long as the context."""
+    types = stored.get("layer_types")
+    for kind in types or []:
         if kind != "full_attention":
             raise CheckpointError(f"layer_types must be full_attention in every layer, got {kind!r}")
+    if types or not _given(stored, family, "use_sliding_window"):
+        return
+    window, first = _given(stored, family, "sliding_window"), _given(stored, family, "max_window_layers")
+    context, layers = _given(stored, family, "max_position_embeddings"), _given(stored, family, "num_hidden_layers")
+    try:
+        slides = window is not None and first < layers and window < context
+    except TypeError:  # of something that is no number
+        slides = True
+    if slides:
+        raise CheckpointError(
+            f"use_sliding_window must be false, got true: layers from {first!r} on have a window of {window!r} tokens"
+        )
 
 
-def _first(*values: Any) -> Any:
-    """The first value that is given, if any is."""
-    return next((value for value in values if value is not None), None)
-
-
-def _required(stored: Mapping[str, Any], key: str) -> Any:
-    value = _first(stored.get(key), _DEFAULTS.get(key))
-    if key == "num_key_value_heads":
-        value = _first(value, stored.get("num_attention_heads"))  # every query head has a key head of its own
-    if value is None:
-        raise CheckpointError(f"the key {key} is missing")
+def _given(stored: Mapping[str, Any], family: Family, key: str) -> Any:
+    """What a key says, or what it says for its family where it is left out; null is a value of a few keys only."""
+    value = stored.get(key)
+    if value is None and not (key in stored and key in _MAY_BE_NULL):
+        value = family.defaults.get(key)
+    if value is None and key == "num_key_value_heads":
+        return _given(stored, family, "num_attention_heads")  # every query head has a key head of its own
     return value
 
 
@@ -196,27 +232,3 @@ def _within_window(context_length: Any, window: Any) -> Any:
         window,
     )
     return window
-
-
-def _rope(stored: Mapping[str, Any]) -> tuple[Any, RopeScaling | None]:
-    """The base of rotary positions and how they are scaled. transformers 5 writes both into ``rope_parameters``."""
-    rope = stored.get("rope_scaling") or stored.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise CheckpointError(f"rope_scaling must be an object, got {rope!r}")
-    theta = _first(rope.get("rope_theta"), stored.get("rope_theta"), _DEFAULT_THETA)
-    kind = _first(rope.get("rope_type"), rope.get("type"), "default")
-    if kind not in ("default", "llama3"):
-        raise CheckpointError(f"the rope type must be 'default' or 'llama3', got {kind!r}")
-    wanted = _SCALING if kind == "llama3" else set()
-    for key, value in rope.items():
-        if key not in wanted | {"rope_type", "type", "rope_theta"} and value is not None:
-            raise CheckpointError(f"the key {key} is not understood in a rope of type {kind!r}: {shown(value)}")
-    if kind == "default":
-        return theta, None
-    missing = sorted(key for key in wanted if rope.get(key) is None)
-    if missing:
-        raise CheckpointError(f"a rope of type 'llama3' must have {', '.join(missing)}")
-    try:
-        return theta, RopeScaling(**{key: rope[key] for key in wanted})
-    except ValueError as error:
-        raise CheckpointError(f"a rope of type 'llama3': {error}") from error

@@ -55,6 +55,8 @@ def _of_layer(config: ModelConfig) -> Iterator[tuple[str, tuple[int, ...], str, 
         for name in ("query", "key"):
             yield f"self_attn.{name[0]}_norm.weight", (config.head_dim,), f"{name}_norm", f"head_norm.{name}", 0
     yield "self_attn.o_proj.weight", (d_model, config.qkv_sizes[0]), "output", "output.weight", 0
+    if config.output_bias:
+        yield "self_attn.o_proj.bias", (d_model,), "output_bias", "output.bias", 0
     yield "post_attention_layernorm.weight", (d_model,), "feed_forward_norm", "feed_forward_norm.weight", 0
     for name in ("gate", "up"):
         yield f"mlp.{name}_proj.weight", (d_hidden, d_model), name, f"{name}.weight", 0

@@ -10,12 +10,15 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from safetensors import SafetensorError, safe_open
 
 from minilab_gen.errors import CheckpointError
+from minilab_gen.impostors import impostor
 from minilab_gen.json_file import read_json
+from minilab_gen.models.other_weights import check_that_nothing_else_holds_weights
+from minilab_gen.models.tensor_names import plain_names
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -31,6 +34,9 @@ _LENGTH_BYTES = 8
 
 _LONGEST_HEADER = 100_000_000
 """Bytes that safetensors allows a header to have."""
+
+_PIECE = 1 << 20
+"""Bytes of a tensor that are compared at a time."""
 
 
 class RawTensor:
@@ -49,16 +55,30 @@ class RawTensor:
         return True
 
 
+class _Place(NamedTuple):
+    """Where the numbers of a tensor stand, and of what kind they are."""
+
+    file: Path
+    start: int
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Their bytes."""
+        return math.prod(self.shape) * _BYTES[self.dtype]
+
+
 class StoredWeights:
     """The tensors in a folder, by name. Raises CheckpointError for a file that is missing, cut short or damaged."""
 
     def __init__(self, folder: Path) -> None:
         self.files = weight_files(folder)
-        self._file_of: dict[str, Path] = {}
-        self._shapes: dict[str, tuple[int, ...]] = {}
-        self._starts: dict[str, tuple[int, str]] = {}  # of each tensor in its file, and its type
+        self._places: dict[str, _Place] = {}
         for file in self.files:
             self._look_into(file)
+        names = plain_names(self._places, folder)
+        self._places = {names[name]: place for name, place in self._places.items()}
 
     def check(self, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]) -> None:
         """Raise CheckpointError unless these tensors are there, in these shapes, and no others.
@@ -67,23 +87,45 @@ class StoredWeights:
         """
         folder = self.files[0].parent
         for name, shape in expected.items():
-            if name not in self._shapes:
+            place = self._places.get(name)
+            if place is None:
                 raise CheckpointError(f"{folder} lacks the tensor {name}, which must be {shape}")
-            if self._shapes[name] != shape:
-                raise CheckpointError(
-                    f"{self._file_of[name]}: the tensor {name} must be {shape}, got {self._shapes[name]}"
-                )
-        extra = [name for name in self._shapes if name not in expected and not name.endswith(ignored)]
+            if place.shape != shape:
+                raise CheckpointError(f"{place.file}: the tensor {name} must be {shape}, got {place.shape}")
+        extra = [name for name in self._places if name not in expected and not name.endswith(ignored)]
         if extra:
             others = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
-            raise CheckpointError(f"{self._file_of[extra[0]]}: no part of this model takes {extra[0]}{others}")
+            raise CheckpointError(f"{self._places[extra[0]].file}: no part of this model takes {extra[0]}{others}")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._places
+
+    def rename(self, name: str, new: str) -> None:
+        """Call a tensor otherwise from now on."""
+        self._places[new] = self._places.pop(name)
+
+    def equal(self, name: str, other: str) -> bool:
+        """Whether two tensors are stored alike: the same type, shape and bits."""
+        one, two = self._places[name], self._places[other]
+        if (one.dtype, one.shape) != (two.dtype, two.shape):
+            return False
+        left = one.size
+        with one.file.open("rb") as first, two.file.open("rb") as second:
+            first.seek(one.start)
+            second.seek(two.start)
+            while left:
+                count = min(left, _PIECE)
+                if first.read(count) != second.read(count):
+                    return False
+                left -= count
+        return True
 
     def read(self, name: str, rows: int | None = None) -> RawTensor:
         """The first rows of a tensor, or all, as they are stored.
 
         They are read and not mapped: a file that is cut short meanwhile is then an error, not the end of the process.
         """
-        file, (start, dtype), shape = self._file_of[name], self._starts[name], self._shapes[name]
+        file, start, dtype, shape = self._places[name]
         shape = (shape[0] if rows is None else rows, *shape[1:])
         numbers = bytearray(math.prod(shape) * _BYTES[dtype])
         try:
@@ -108,8 +150,8 @@ class StoredWeights:
                     if part.get_dtype() not in _DTYPES:
                         stored = part.get_dtype()
                         raise CheckpointError(f"{file}: {name} must be stored as {', '.join(_DTYPES)}, got {stored}")
-                    self._file_of[name], self._shapes[name] = file, tuple(part.get_shape())
-                    self._starts[name] = data + header[name]["data_offsets"][0], _DTYPES[part.get_dtype()]
+                    start = data + header[name]["data_offsets"][0]
+                    self._places[name] = _Place(file, start, _DTYPES[part.get_dtype()], tuple(part.get_shape()))
         except (OSError, SafetensorError) as error:
             raise _unreadable(file, error) from error
 
@@ -130,7 +172,10 @@ def check_weight_files(folder: Path) -> None:
 def weight_files(folder: Path) -> list[Path]:
     """The files that hold the weights of a folder, in order."""
     index = folder / INDEX_FILE
-    if (folder / SINGLE_FILE).exists() or not index.exists():
+    if (folder / SINGLE_FILE).exists():
+        return [folder / SINGLE_FILE]
+    if not index.exists():
+        check_that_nothing_else_holds_weights(folder)
         return [folder / SINGLE_FILE]
     names = read_json(index).get("weight_map")
     if not isinstance(names, dict) or not names:
@@ -153,9 +198,12 @@ def _unreadable(file: Path, error: Exception) -> CheckpointError:
 
 def _check_size(file: Path) -> None:
     try:
+        other = impostor(file)
         size, promised = file.stat().st_size, _promised_size(file)
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+    if other is not None:
+        raise CheckpointError(other)
     if promised is not None and size < promised:
         raise CheckpointError(f"{file} cannot be read: it is cut short, {size} of {promised} bytes are there")
 

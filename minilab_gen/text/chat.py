@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from minilab_gen.errors import CheckpointError, RequestError
-from minilab_gen.json_file import read_json
 from minilab_gen.request import check_text, shown
+from minilab_gen.text.tokenizer_config import TOKEN_ROLES, token_text, tokenizer_settings
 
 if TYPE_CHECKING:
     from minilab_gen.text.tokenizer import Tokenizer  # its library takes a while to load, and a conversation needs none
@@ -40,9 +40,6 @@ EXTRAS = ("tools", "chat_template_kwargs")
 
 _OUR_VARIABLES = frozenset({"messages", "tools", "documents", "add_generation_prompt", "strftime_now"})
 """Of a template; what is set besides must have other names."""
-
-_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
-"""Special tokens that a template may name."""
 
 _LIST_OF_OBJECTS = re.compile(r"\s*\[\s*\{")
 
@@ -158,14 +155,13 @@ class ChatFormat:
 
 def read_chat_format(folder: Path) -> ChatFormat | None:
     """The format in a checkpoint folder; None where it has no template. Raises CheckpointError."""
-    file = folder / "tokenizer_config.json"
-    config = read_json(file) if file.exists() else {}
+    config = tokenizer_settings(folder)
     template = _template(folder, config.get("chat_template"))
     if template is None:
         return None
     if not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARACTERS:
         raise CheckpointError(f"{folder}: a chat template must be text of at most {MAX_TEMPLATE_CHARACTERS} characters")
-    tokens = {name: _token_text(config.get(name)) for name in _TOKEN_NAMES}
+    tokens = {name: token_text(config.get(name)) for name in TOKEN_ROLES}
     return ChatFormat(template, {name: text for name, text in tokens.items() if text is not None})
 
 
@@ -181,12 +177,6 @@ def _template(folder: Path, configured: Any) -> Any:
         return configured
     named = {entry.get("name"): entry.get("template") for entry in configured if isinstance(entry, dict)}
     return named.get("default")
-
-
-def _token_text(token: Any) -> str | None:
-    """How a special token is spelled; old files write more about it than that."""
-    text = token.get("content") if isinstance(token, dict) else token
-    return text if isinstance(text, str) else None
 
 
 def _message(index: int, said: object) -> Message:

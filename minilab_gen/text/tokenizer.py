@@ -10,6 +10,8 @@ from tokenizers import Tokenizer as _Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from minilab_gen.errors import CheckpointError
+from minilab_gen.impostors import impostor, saved_again
+from minilab_gen.text.declared_tokens import read_declared_tokens
 from minilab_gen.text.stream_decoder import (
     ByteDecoder,
     PieceDecoder,
@@ -18,22 +20,28 @@ from minilab_gen.text.stream_decoder import (
     bytes_of,
     piece_rules,
 )
+from minilab_gen.text.tokenizer_class import class_of, cut_as
+from minilab_gen.text.tokenizer_config import tokenizer_settings
 
 END_OF_TEXT = "<|endoftext|>"
 SPECIAL_TOKENS = (END_OF_TEXT, "<|im_start|>", "<|im_end|>")
 BASE_CHECKPOINT = Path(__file__).parent.parent / "base"
 """The folder of the shipped base model."""
 
+_OTHER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json")
+"""Tokenizers that transformers reads, or parts of them, where there is no ``tokenizer.json``."""
+
 
 class Tokenizer:
     """What ``tokenizer.json`` describes, of one of the kinds that :mod:`minilab_gen.text.stream_decoder` can stream."""
 
-    def __init__(self, library: _Library) -> None:
+    def __init__(self, library: _Library, numbered: int | None = None) -> None:
+        """``numbered`` is one more than the highest id that a file gives; behind it are tokens that only have roles."""
         if not library.get_vocab_size():
             raise CheckpointError("the tokenizer must have tokens, got none")
         library.no_truncation()  # some files say what was handy in training
         library.no_padding()
-        self._library = library
+        self._library, self._numbered = library, numbered
         self._bytes: dict[int, bytes] = {}  # of the tokens met so far: a large vocabulary is mostly never spoken
         self._whole: dict[int, str] = {}  # the text of those of them that are whole characters
         self._is_special = {token_id: token.special for token_id, token in library.get_added_tokens_decoder().items()}
@@ -45,17 +53,17 @@ class Tokenizer:
     @classmethod
     def from_json(cls, text: str) -> Tokenizer:
         """The tokenizer that a ``tokenizer.json`` describes. Raises CheckpointError where it is damaged."""
-        try:
-            return cls(_Library.from_str(text))
-        except CheckpointError:
-            raise
-        except Exception as error:  # the library raises bare Exception
-            raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
+        return cls(_library_of(text))
 
     @cached_property
     def vocab_size(self) -> int:
         """One more than the highest id that has a meaning, special ones included."""
         return int(max(self._library.get_vocab(with_added_tokens=True).values())) + 1
+
+    @property
+    def numbered_size(self) -> int:
+        """The same without tokens that got their ids here, since the files only say what they are for."""
+        return self.vocab_size if self._numbered is None else self._numbered
 
     def to_json(self) -> str:
         """The text of ``tokenizer.json``."""
@@ -135,15 +143,39 @@ class Tokenizer:
 
 
 def get_tokenizer(path: str | Path = BASE_CHECKPOINT) -> Tokenizer:
-    """The tokenizer of a checkpoint folder, by default of the base model."""
-    file = Path(path) / "tokenizer.json"
+    """The tokenizer of a checkpoint folder, by default of the base model, with all tokens that its files declare."""
+    folder = Path(path)
+    file = folder / "tokenizer.json"
     try:
         text = file.read_text(encoding="utf-8")
+        library = _library_of(text)
     except OSError as error:
-        raise CheckpointError(f"{file} cannot be read: {error.strerror}") from error
+        raise CheckpointError(_another_tokenizer(folder) or f"{file} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{file} is not UTF-8: {error}") from error
-    return Tokenizer.from_json(text)
+        raise CheckpointError(impostor(file) or f"{file} is not UTF-8: {error}") from error
+    except CheckpointError as error:
+        raise CheckpointError(impostor(file) or f"{folder}: {error}") from error
+    settings = tokenizer_settings(folder)
+    cut_as(library, class_of(folder, settings), settings, text)
+    if not library.get_vocab_size():
+        return Tokenizer(library)  # which refuses it
+    return Tokenizer(library, read_declared_tokens(folder).add_to(library))
+
+
+def _another_tokenizer(folder: Path) -> str | None:
+    """What to do with a folder that has a tokenizer of another kind; None where it has none."""
+    found = next((name for name in _OTHER_FILES if (folder / name).exists()), None)
+    if found is None or (folder / "tokenizer.json").exists():
+        return None
+    command = saved_again("AutoTokenizer", folder)
+    return f"{folder} must have a tokenizer.json, got {found} only; with transformers installed: {command}"
+
+
+def _library_of(text: str) -> _Library:
+    try:
+        return _Library.from_str(text)
+    except Exception as error:  # the library raises bare Exception
+        raise CheckpointError(f"tokenizer.json cannot be read: {error}") from error
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int) -> Tokenizer:

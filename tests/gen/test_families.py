@@ -162,12 +162,6 @@ def test_rotary_positions_are_read_as_every_release_of_transformers_wrote_them(
     assert config.rope_scaling == (RopeScaling(8.0, 1.0, 4.0, 8192) if scaled else None)
 
 
-def test_what_old_configs_leave_out_is_what_transformers_takes() -> None:
-    config = config_of({key: value for key, value in BASIC.items() if key != "num_key_value_heads"})
-
-    assert (config.n_kv_head, config.norm_eps, config.tied_embeddings) == (8, 1e-6, False)
-
-
 @pytest.mark.parametrize(("window", "context"), [(None, 32), (32, 32), (4096, 32), (20, 20)])
 def test_a_window_of_attention_ends_the_context(
     caplog: pytest.LogCaptureFixture, window: int | None, context: int
@@ -180,20 +174,26 @@ def test_a_window_of_attention_ends_the_context(
     assert caplog.messages == ([said] if context < 32 else [])
 
 
-@pytest.mark.parametrize("family", ["LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"])
-def test_a_config_that_is_written_is_the_one_that_is_read(family: str) -> None:
-    config = config_of({**BASIC, **_named(family), "head_dim": 24, "rope_scaling": LLAMA3})
+@pytest.mark.parametrize(
+    ("family", "biased"),
+    [(name, False) for name in ("LlamaForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")]
+    + [(name, True) for name in ("LlamaForCausalLM", "Qwen3ForCausalLM")],
+)
+def test_a_config_that_is_written_is_the_one_that_is_read(family: str, biased: bool) -> None:
+    config = config_of({**BASIC, **_named(family), "attention_bias": biased, "head_dim": 24, "rope_scaling": LLAMA3})
 
     assert config_of(described(config)) == config
     assert described(config)["architectures"] == [family]
 
 
 def test_a_model_that_no_family_has_is_not_written() -> None:
-    with pytest.raises(CheckpointError, match="no family has qkv_bias True and head_norm True"):
+    with pytest.raises(CheckpointError, match="no family has qkv_bias True, output_bias False, head_norm True"):
         described(ModelConfig(qkv_bias=True, head_norm=True))
 
 
 ROPE = "the rope type must be 'default' or 'llama3', got"
+FULL = ["full_attention"] * 2
+FROM = "use_sliding_window must be false, got true: layers from 1 on have a window of 16 tokens"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["GPT2LMHeadModel"]}, "the architecture must be one of LlamaForCausalLM, .*GPT2LMHeadModel"),
     ({"architectures": ["Gemma3ForCausalLM"]}, "the architecture must be one of .*, got Gemma3ForCausalLM"),
@@ -207,9 +207,14 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, f"{ROPE} 'dynamic'"),
     (
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
-        "the key full_attention is not understood in a rope",
+        "the same for full_attention as for the whole model, got rope_theta 1000000.0 and rope_theta 10000.0: transf",
     ),
-    ({"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}}, "the key partial_rotary_factor"),
+    ({"rope_parameters": {"sliding_attention": {}}}, "rope_parameters must be given for full_attention, got"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}, "layer_types": FULL}, f"{ROPE} 'yarn'"),
+    (
+        {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor must be 1",
+    ),
     ({"rope_scaling": {**LLAMA3, "attention_factor": 2.0}}, "the key attention_factor is not understood in a rope"),
     ({"rope_scaling": {**LLAMA3, "factor": None}}, "a rope of type 'llama3' must have factor"),
     ({"rope_scaling": {**LLAMA3, "factor": -1}}, "a rope of type 'llama3': factor must be a number above 0, got -1"),
@@ -220,15 +225,17 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"final_logit_softcapping": 30.0}, "the key final_logit_softcapping is not understood"),
     ({"residual_multiplier": 0.2}, "the key residual_multiplier is not understood"),
     ({"num_local_experts": 8}, "the key num_local_experts is not understood"),
-    ({"auto_map": {"AutoModelForCausalLM": "x.Y"}}, "the key auto_map is not understood"),
     ({"sliding_window": 16}, "the key sliding_window is not understood"),
     ({**_named("MistralForCausalLM"), "sliding_window": "all"}, "sliding_window must be an integer of at least 1"),
-    ({**_named("Qwen2ForCausalLM"), "use_sliding_window": True}, "use_sliding_window must be False, got True"),
+    ({**_named("Qwen2ForCausalLM"), "use_sliding_window": True, "max_window_layers": 1, "sliding_window": 16}, FROM),
+    ({**_named("Qwen3ForCausalLM"), "use_sliding_window": True, "max_window_layers": "1"}, "must be false, got true"),
+    ({"use_sliding_window": True}, "use_sliding_window must be False, got True"),
     ({"layer_types": ["full_attention", "sliding_attention"]}, "layer_types must be full_attention in every layer"),
     ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
-    ({"attention_bias": True}, "attention_bias must be False, got True"),
+    ({**_named("MistralForCausalLM"), "attention_bias": True}, "attention_bias must be False, got True"),
+    ({**_named("Qwen2ForCausalLM"), "attention_bias": True}, "attention_bias must be False, got True"),
+    ({"attention_bias": "all"}, "attention_bias must be true or false, got 'all'"),
     ({"mlp_bias": True}, "mlp_bias must be False, got True"),
-    ({"hidden_size": None}, "the key hidden_size is missing"),
     ({"num_hidden_layers": 0}, "n_layer must be an integer of at least 1, got 0"),
     ({"num_attention_heads": "8"}, "n_head must be an integer of at least 1, got '8'"),
     ({"num_key_value_heads": 3}, "n_head must be a multiple of n_kv_head, got 8 and 3"),

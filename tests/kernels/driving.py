@@ -26,6 +26,7 @@ KINDS: Mapping[str, ModelConfig] = {
     "llama-3": replace(TINY, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 32), rope_theta=500_000.0, tied_embeddings=False),
     "mistral": replace(TINY, own_head_dim=24, tied_embeddings=False),
     "qwen-2": replace(TINY, qkv_bias=True),
+    "biased": replace(TINY, qkv_bias=True, output_bias=True, tied_embeddings=False),
     "qwen-3": replace(TINY, own_head_dim=32, head_norm=True),
     "single": replace(TINY, n_head=5, n_kv_head=1, own_head_dim=4),
 }
@@ -51,6 +52,8 @@ def tensor_shapes(config: ModelConfig) -> dict[tuple[str, int], tuple[int, ...]]
     }
     if config.qkv_bias:
         of_layer |= {"query_bias": (queries,), "key_bias": (keys,), "value_bias": (keys,)}
+    if config.output_bias:
+        of_layer |= {"output_bias": (d,)}
     if config.head_norm:
         of_layer |= {"query_norm": (config.head_dim,), "key_norm": (config.head_dim,)}
     of_layer |= {

@@ -153,7 +153,8 @@ def logits_of(
                 for t in range(len(ids))
             ]
         )
-        x = x + matrix["output", layer](mixed)
+        out = matrix["output", layer](mixed)
+        x = x + (out + vector["output_bias", layer] if config.output_bias else out)
         normed = np.stack([norm(row, vector["feed_forward_norm", layer], config.norm_eps) for row in x])
         hidden = silu(matrix["gate", layer](normed)) * matrix["up", layer](normed)
         x = x + matrix["down", layer](hidden)

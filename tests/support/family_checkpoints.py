@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from minilab_gen.models.checkpoint import load
+
 CONTEXT = 128
 
 
@@ -43,11 +45,18 @@ KINDS = {
         dtype=torch.bfloat16,
     ),
     "tinyllama": Kind("Llama", {"num_key_value_heads": 1, "rms_norm_eps": 1e-5}),
+    "llama-biased": Kind("Llama", {"attention_bias": True}),
+    "llama-biased-tied": Kind(
+        "Llama",
+        {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 24, "num_key_value_heads": 1},
+        dtype=torch.float16,
+    ),
     "mistral": Kind("Mistral", {"sliding_window": None, "head_dim": 24}),
     "mistral-window": Kind("Mistral", {"sliding_window": CONTEXT}),
     "qwen-2": Kind("Qwen2", {"num_key_value_heads": 2, "rope_theta": 1_000_000.0}, shard="60KB"),
     "qwen-2.5": Kind("Qwen2", {"tie_word_embeddings": True, "use_sliding_window": False, "sliding_window": 16}),
     "qwen-3": Kind("Qwen3", {"head_dim": 32, "tie_word_embeddings": True}),
+    "qwen-3-biased": Kind("Qwen3", {"head_dim": 24, "attention_bias": True}, dtype=torch.bfloat16),
 }
 
 SHAPE = {
@@ -81,3 +90,20 @@ def write(folder: Path, kind: Kind, seed: int = 0) -> Any:
     stored = {name: weight.to(kind.dtype) for name, weight in model.state_dict().items()}
     model.save_pretrained(folder, state_dict=stored, max_shard_size=kind.shard)
     return model
+
+
+def reload(folder: Path) -> Any:
+    """The model that transformers makes of a folder, in float32."""
+    import transformers
+
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def largest_gap(folder: Path) -> float:
+    """How far our logits of a folder are from those of transformers, in the columns that both have."""
+    ids = torch.tensor([[index * 7 % SHAPE["vocab_size"] for index in range(CONTEXT)]])
+    with torch.no_grad():
+        ours = load(folder, threads=1)(ids)[0][0]
+        theirs = reload(folder)(ids).logits[0, :, : ours.shape[1]]
+    assert theirs.std() > 0.1  # they say something
+    return float((ours - theirs).abs().max())

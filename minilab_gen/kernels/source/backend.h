@@ -17,7 +17,7 @@ struct Weight {
 
 enum Epilogue : int {
     STORE,      // out = product + bias
-    ADD,        // out += product, the residual stream
+    ADD,        // out += product + bias, the residual stream
     SILU_TIMES  // even panels are gates, odd ones what they gate: out = silu(gate) * up, half as many columns
 };
 

@@ -70,10 +70,12 @@ void multiply(Model& m, Own& own, Kind kind, int layer, const float* x, Rows row
     };
     const float* mixed = m.mixed_rows.floats() + int64_t{rows.first} * m.w->mixed;
     const float* hidden = m.hidden.floats() + int64_t{rows.first} * m.w->d_hidden;
-    const float* bias = m.w->shape.qkv_bias ? m.w->layers[layer].bias : nullptr;
+    const Layer& y = m.w->layers[layer];
+    const float* bias = m.w->shape.qkv_bias ? y.bias : nullptr;
+    const float* output_bias = m.w->shape.output_bias ? y.output_bias : nullptr;
     switch (kind) {
         case QKV: return product(x, m.w->d_model, STORE, m.qkv_rows, m.w->qkv, bias);
-        case OUTPUT: return product(mixed, m.w->mixed, ADD, m.x, m.w->d_model, nullptr);
+        case OUTPUT: return product(mixed, m.w->mixed, ADD, m.x, m.w->d_model, output_bias);
         case GATE_UP: return product(x, m.w->d_model, SILU_TIMES, m.hidden, m.w->d_hidden, nullptr);
         case DOWN: return product(hidden, m.w->d_hidden, ADD, m.x, m.w->d_model, nullptr);
         default: return product(x, m.w->d_model, STORE, m.logits, int64_t{w.panels} * LANES, nullptr);

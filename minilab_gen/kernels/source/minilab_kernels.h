@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #define MLK_API __attribute__((visibility("default")))
-#define MLK_ABI 2      /* of this file: what a caller was compiled or written against */
+#define MLK_ABI 3      /* of this file: what a caller was compiled or written against */
 #define MLK_NUMERICS 1 /* of the bits: raised whenever any logit or draw changes */
 
 typedef struct mlk_model mlk_model;
@@ -20,8 +20,7 @@ typedef struct mlk_sampler mlk_sampler;
 
 typedef struct mlk_shape {
     int32_t vocab, context, layers, heads, kv_heads, head_dim, d_model, d_hidden;
-    int32_t tied, qkv_bias, head_norm; /* 0 or 1 */
-    int32_t reserved;
+    int32_t tied, qkv_bias, head_norm, output_bias; /* 0 or 1 */
     double norm_eps, rope_theta;
     double rope_factor; /* 0: no scaling; else Llama 3's, with the three below */
     double rope_low, rope_high, rope_original;
@@ -40,6 +39,7 @@ enum mlk_tensor {
     MLK_QUERY_BIAS,
     MLK_KEY_BIAS,
     MLK_VALUE_BIAS,
+    MLK_OUTPUT_BIAS,
     MLK_QUERY_NORM,
     MLK_KEY_NORM,
     MLK_OUTPUT,

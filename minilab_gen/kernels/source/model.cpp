@@ -26,10 +26,11 @@ constexpr int LARGEST_HEAD = 512;  // of a head; scratch in the back ends is tha
 constexpr int64_t SMALL_CACHE = int64_t{64} << 20;  // bytes that are not worth giving back, so huge pages may hold them
 constexpr int PAGE_FLOATS = 1024;
 
-const char* const NAMES[MLK_TENSORS] = {"embedding",  "norm",     "head",       "attention norm",    "query",
-                                        "key",        "value",    "query bias", "key bias",          "value bias",
-                                        "query norm", "key norm", "output",     "feed-forward norm", "gate",
-                                        "up",         "down"};
+const char* const NAMES[MLK_TENSORS] = {
+    "embedding",   "norm",       "head",       "attention norm", "query",
+    "key",         "value",      "query bias", "key bias",       "value bias",
+    "output bias", "query norm", "key norm",   "output",         "feed-forward norm",
+    "gate",        "up",         "down"};
 
 bool is_vector(int tensor) {
     return tensor == MLK_NORM || tensor == MLK_ATTENTION_NORM || tensor == MLK_FEED_FORWARD_NORM ||
@@ -39,6 +40,7 @@ bool is_vector(int tensor) {
 bool is_wanted(const mlk_shape& s, int tensor) {
     if (tensor == MLK_HEAD) return !s.tied;
     if (tensor >= MLK_QUERY_BIAS && tensor <= MLK_VALUE_BIAS) return s.qkv_bias;
+    if (tensor == MLK_OUTPUT_BIAS) return s.output_bias;
     if (tensor == MLK_QUERY_NORM || tensor == MLK_KEY_NORM) return s.head_norm;
     return true;
 }
@@ -103,7 +105,7 @@ int lay_out(Weights& w) {
     w.is_set = static_cast<bool*>(calloc(static_cast<size_t>(s.layers) * MLK_TENSORS, 1));
     w.memory = static_cast<Memory*>(calloc(static_cast<size_t>(s.layers) * 4 + 2, sizeof(Memory)));
     const int64_t head_size = padded(s.head_dim), half = s.head_dim / 2;
-    const int64_t layer_vectors = 2 * int64_t{w.d_model} + w.qkv + 2 * head_size;
+    const int64_t layer_vectors = 3 * int64_t{w.d_model} + w.qkv + 2 * head_size;
     if (!w.layers || !w.is_set || !w.memory || !w.vectors.allocate((layer_vectors * s.layers + w.d_model) * 4, false) ||
         !w.rope.allocate(2 * half * s.context * 4, half * s.context > (1 << 18)))
         return fail("there is no memory for a model");
@@ -117,7 +119,7 @@ int lay_out(Weights& w) {
     for (int l = 0; l < s.layers; l++) {
         Layer& y = w.layers[l];
         y.attention_norm = take(w.d_model), y.feed_forward_norm = take(w.d_model), y.bias = take(w.qkv);
-        y.query_norm = take(head_size), y.key_norm = take(head_size);
+        y.output_bias = take(w.d_model), y.query_norm = take(head_size), y.key_norm = take(head_size);
     }
     w.cosine = w.rope.as<float>(), w.sine = w.cosine + half * s.context;
     rope_tables(s, w.cosine, w.sine);
@@ -162,6 +164,7 @@ int set(Weights& w, int tensor, int layer, const Source& source, int64_t rows) {
         case MLK_QUERY_BIAS: vector(y.bias); break;
         case MLK_KEY_BIAS: vector(y.bias + w.queries); break;
         case MLK_VALUE_BIAS: vector(y.bias + w.queries + w.keys); break;
+        case MLK_OUTPUT_BIAS: vector(y.output_bias); break;
         case MLK_QUERY_NORM: vector(y.query_norm); break;
         case MLK_KEY_NORM: vector(y.key_norm); break;
         case MLK_OUTPUT: matrix(y.output, 0, 1); break;

@@ -11,7 +11,7 @@ namespace mlk {
 
 struct Layer {
     Weight qkv, output, gate_up, down;
-    float *attention_norm, *feed_forward_norm, *bias, *query_norm,
+    float *attention_norm, *feed_forward_norm, *bias, *output_bias, *query_norm,
         *key_norm;  // in Weights::vectors; bias as qkv's outputs
 };
 

@@ -84,8 +84,9 @@ MLK_INLINE void finish(const mlk::Product& job, const float* sums, int row, int 
         for (int p = panel; p < panel + panels; p++, sums += LANES) {
             V16 sum = load16(sums);
             if (job.weight->scale) sum = sum * load16(job.weight->scale + p * LANES);
+            if (job.bias) sum = sum + load16(job.bias + p * LANES);
             if (job.epilogue == mlk::STORE) {
-                store16(out + p * LANES, job.bias ? sum + load16(job.bias + p * LANES) : sum);
+                store16(out + p * LANES, sum);
             } else if (job.epilogue == mlk::ADD) {
                 store16(out + p * LANES, load16(out + p * LANES) + sum);
             } else if (p % 2 == 0) {
