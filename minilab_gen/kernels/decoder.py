@@ -15,7 +15,7 @@ from minilab_gen.kernels.library import KernelError, Shape, Step, check, library
 from minilab_gen.kernels.sampler import TokenSampler
 
 if TYPE_CHECKING:
-    from minilab_gen.models.config import ModelConfig
+    from minilab_gen.models.config import AnyScaling, ModelConfig
 
 WeightType = Literal["float32", "bfloat16", "int8"]
 WEIGHT_TYPES: Final[tuple[WeightType, ...]] = ("float32", "bfloat16", "int8")
@@ -46,7 +46,6 @@ class Source(Protocol):
 
 def shape_of(config: ModelConfig) -> Shape:
     """A model's shape as the kernels take it."""
-    scaling = config.rope_scaling
     shape = Shape(
         vocab=config.vocab_size,
         context=config.context_length,
@@ -63,10 +62,36 @@ def shape_of(config: ModelConfig) -> Shape:
         norm_eps=config.norm_eps,
         rope_theta=config.rope_theta,
     )
-    if scaling is not None:
-        shape.rope_factor, shape.rope_low = scaling.factor, scaling.low_freq_factor
-        shape.rope_high, shape.rope_original = scaling.high_freq_factor, scaling.original_max_position_embeddings
+    _set_rope(shape, config.rope_scaling)
     return shape
+
+
+_ROPES: Final = ("linear", "llama3", "yarn", "longrope")
+"""Ways to scale rotary positions, in the order of ``mlk_rope_kind``, whose first is none."""
+
+
+def _set_rope(shape: Shape, scaling: AnyScaling | None) -> None:
+    if scaling is None:
+        return
+    shape.rope_kind, shape.rope_factor = 1 + _ROPES.index(scaling.kind), scaling.factor
+    if scaling.kind == "llama3":
+        shape.rope_low, shape.rope_high = scaling.low_freq_factor, scaling.high_freq_factor
+    elif scaling.kind == "yarn":
+        shape.rope_low, shape.rope_high = scaling.beta_slow, scaling.beta_fast
+        shape.rope_truncate = scaling.truncate
+    elif scaling.kind == "longrope":
+        shape.rope_divisors = (ctypes.c_float * len(scaling.divisors))(*scaling.divisors)
+    if scaling.kind != "linear":
+        shape.rope_original = scaling.original_max_position_embeddings
+    if scaling.kind in ("yarn", "longrope"):
+        shape.rope_attention = scaling.attention(_logarithm)
+
+
+def _logarithm(number: float) -> float:
+    """The kernels' own, which is the same on every machine."""
+    given, found = ctypes.c_double(number), ctypes.c_double()
+    library().mlk_logarithms(ctypes.byref(given), ctypes.byref(found), 1)
+    return found.value
 
 
 class Decoder:

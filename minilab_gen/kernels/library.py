@@ -10,7 +10,7 @@ from pathlib import Path
 from minilab_gen.errors import MiniLabError
 from minilab_gen.kernels.build import library_name
 
-ABI = 3
+ABI = 4
 """Of ``minilab_kernels.h``, as this file spells it."""
 
 
@@ -24,8 +24,10 @@ class Shape(ctypes.Structure):
     _fields_ = [
         *((name, c_int32) for name in ("vocab", "context", "layers", "heads", "kv_heads", "head_dim")),
         *((name, c_int32) for name in ("d_model", "d_hidden", "tied", "qkv_bias", "head_norm", "output_bias")),
-        *((name, c_double) for name in ("norm_eps", "rope_theta", "rope_factor")),
-        *((name, c_double) for name in ("rope_low", "rope_high", "rope_original")),
+        *((name, c_double) for name in ("norm_eps", "rope_theta")),
+        *((name, c_int32) for name in ("rope_kind", "rope_truncate")),
+        *((name, c_double) for name in ("rope_factor", "rope_low", "rope_high", "rope_original", "rope_attention")),
+        ("rope_divisors", POINTER(c_float)),
     ]
 
 

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.known_keys import changes_nothing
-from minilab_gen.models.rope_settings import ROPE_KEYS, read_rope
+from minilab_gen.models.rope_settings import ROPE_KEYS, described_scaling, read_rope
 from minilab_gen.request import shown
 
 _log = logging.getLogger(__name__)
@@ -113,7 +113,7 @@ def config_of(stored: Mapping[str, Any]) -> ModelConfig:
     family = _family_of(stored)
     _check_keys(stored, family)
     shape = {ours: _given(stored, family, theirs) for ours, theirs in _SHAPE.items()}
-    theta, scaling = read_rope(stored, shape["context_length"])
+    theta, scaling, shape["context_length"] = read_rope(stored, shape["context_length"])
     if family.windowed:
         shape["context_length"] = _within_window(shape["context_length"], _given(stored, family, "sliding_window"))
     biased = _given(stored, family, "attention_bias") or False
@@ -139,14 +139,13 @@ def described(config: ModelConfig) -> dict[str, Any]:
     if not found:
         traits = {name: getattr(config, name) for name in ("qkv_bias", "output_bias", "head_norm")}
         raise CheckpointError(f"no family has {', '.join(f'{name} {value}' for name, value in traits.items())}")
-    scaling = {"rope_type": "llama3", **asdict(config.rope_scaling)} if config.rope_scaling else None
     return {
         "architectures": found[:1],
         "model_type": FAMILIES[found[0]].model_type,
         **{theirs: getattr(config, ours) for ours, theirs in _SHAPE.items()},
         "head_dim": config.head_dim,
         "rope_theta": config.rope_theta,
-        "rope_scaling": scaling,
+        "rope_scaling": described_scaling(config.rope_scaling),
         "hidden_act": "silu",
         "attention_bias": config.output_bias,
         "mlp_bias": False,

@@ -6,13 +6,16 @@ for each type of layer. It must not know torch.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import Any, Final
+from dataclasses import asdict, fields
+from typing import Any, Final, NamedTuple
 
 from minilab_gen.errors import CheckpointError
-from minilab_gen.models.config import RopeScaling
+from minilab_gen.models.config import AnyScaling, LinearScaling, LongScaling, RopeScaling, YarnScaling
 from minilab_gen.request import shown
+
+_log = logging.getLogger(__name__)
 
 ROPE_KEYS: Final = frozenset(
     {"original_max_position_embeddings", "partial_rotary_factor", "rope_parameters", "rope_scaling", "rope_theta"}
@@ -24,11 +27,32 @@ LAYER_TYPES: Final = frozenset({"chunked_attention", "full_attention", "linear_a
 _DEFAULT_THETA: Final = 10_000.0
 """What transformers takes where none is given, in all families that are served."""
 
-_SCALING: Final = {field.name for field in fields(RopeScaling)}
 _TRAINED_CONTEXT: Final = "original_max_position_embeddings"
 
-Rope = tuple[Any, RopeScaling | None]
-"""The base of rotary positions, and how they are scaled."""
+_PLAIN: Final = ("default", "dynamic")
+"""Types without scaling; ``dynamic`` begins only behind the context that is served."""
+
+_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    "default": frozenset(),
+    "dynamic": frozenset({"factor"}),
+    "linear": frozenset({"factor"}),
+    "llama3": frozenset({"factor", "low_freq_factor", "high_freq_factor"}),
+    "yarn": frozenset(field.name for field in fields(YarnScaling)) - {_TRAINED_CONTEXT},
+    "longrope": frozenset({"short_factor", "long_factor", "factor", "attention_factor"}),
+}
+"""The keys that belong to each type."""
+
+_MAY_LACK: Final = frozenset({"beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"})
+_FOLLOWS: Final = {"yarn", "longrope"}
+"""Types whose factor follows from both contexts where it is not given."""
+
+
+class Rope(NamedTuple):
+    """The base of rotary positions, how they are scaled, and for how many tokens that holds."""
+
+    theta: Any
+    scaling: AnyScaling | None
+    context: Any
 
 
 def read_rope(stored: Mapping[str, Any], context: Any) -> Rope:
@@ -56,25 +80,65 @@ def read_rope(stored: Mapping[str, Any], context: Any) -> Rope:
 def _read(rope: Mapping[str, Any], stored: Mapping[str, Any], context: Any) -> Rope:
     theta = _first(rope.get("rope_theta"), stored.get("rope_theta"), _DEFAULT_THETA)
     kind = _first(rope.get("rope_type"), rope.get("type"), "default")
-    if kind not in ("default", "llama3"):
-        raise CheckpointError(f"the rope type must be 'default' or 'llama3', got {kind!r}")
+    if kind not in _KEYS:
+        raise CheckpointError(f"the rope type must be one of {', '.join(_KEYS)}, got {kind!r}")
     _check_whole(rope)
-    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", _TRAINED_CONTEXT}
-    known |= _SCALING if kind == "llama3" else set()
+    known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", _TRAINED_CONTEXT} | _KEYS[kind]
     for key, value in rope.items():
         if key not in known and value is not None:
             raise CheckpointError(f"the key {key} is not understood in a rope of type {kind!r}: {shown(value)}")
-    if kind == "default":
-        return theta, None
+    if kind in _PLAIN:
+        return Rope(theta, None, context)
     trained = _first(stored.get(_TRAINED_CONTEXT), rope.get(_TRAINED_CONTEXT), context)  # as in transformers
-    given = {**rope, _TRAINED_CONTEXT: trained}
-    missing = sorted(key for key in _SCALING if given.get(key) is None)
-    if missing:
-        raise CheckpointError(f"a rope of type 'llama3' must have {', '.join(missing)}")
+    given = {key: rope[key] for key in _KEYS[kind] if rope.get(key) is not None}
     try:
-        return theta, RopeScaling(**{key: given[key] for key in _SCALING})
-    except ValueError as error:
-        raise CheckpointError(f"a rope of type 'llama3': {error}") from error
+        if kind in _FOLLOWS and "factor" not in given:
+            given["factor"] = context / trained
+        if missing := sorted(_KEYS[kind] - _MAY_LACK - given.keys()):
+            raise CheckpointError(f"a rope of type {kind!r} must have {', '.join(missing)}")
+        scaling = _scaling(kind, given, trained)
+    except (TypeError, ValueError, ZeroDivisionError) as error:
+        raise CheckpointError(f"a rope of type {kind!r}: {error}") from error
+    return Rope(theta, scaling, _whole_context(scaling, given, context))
+
+
+def _scaling(kind: str, given: Mapping[str, Any], trained: Any) -> AnyScaling:
+    """Raises ValueError and TypeError for what does not make one."""
+    match kind:
+        case "linear":
+            return LinearScaling(**given)
+        case "llama3":
+            return RopeScaling(**given, original_max_position_embeddings=trained)
+        case "yarn":
+            return YarnScaling(**given, original_max_position_embeddings=trained)
+        case _:
+            short = given["short_factor"]
+            if not isinstance(short, list):
+                raise TypeError(f"short_factor must be a list of numbers, got {shown(short)}")
+            return LongScaling(tuple(short), given["factor"], trained, given.get("attention_factor"))
+
+
+def _whole_context(scaling: AnyScaling, given: Mapping[str, Any], context: Any) -> Any:
+    """The context in which angles stay as they are. Where LongRoPE's long factors differ, it ends before they begin.
+
+    All keys would have to be turned anew as a sequence outgrows the trained context.
+    """
+    trained = scaling.original_max_position_embeddings if isinstance(scaling, LongScaling) else context
+    if trained >= context or given.get("long_factor") == given.get("short_factor"):
+        return context
+    _log.warning("the context is %d tokens and not %d: behind them longrope has other factors", trained, context)
+    return trained
+
+
+def described_scaling(scaling: AnyScaling | None) -> dict[str, Any] | None:
+    """How ``config.json`` says it."""
+    if scaling is None:
+        return None
+    given = {key: value for key, value in asdict(scaling).items() if value is not None}
+    if isinstance(scaling, LongScaling):
+        divisors = list(given.pop("divisors"))
+        given |= {"short_factor": divisors, "long_factor": divisors}
+    return {"rope_type": scaling.kind, **given}
 
 
 def _check_whole(given: Mapping[str, Any]) -> None:
@@ -85,8 +149,7 @@ def _check_whole(given: Mapping[str, Any]) -> None:
 
 
 def _named(rope: Rope) -> str:
-    theta, scaling = rope
-    return f"rope_theta {theta}" + ("" if scaling is None else f" scaled by {scaling.factor}")
+    return f"rope_theta {rope.theta}" + ("" if rope.scaling is None else f" scaled by {rope.scaling.factor}")
 
 
 def _first(*values: Any) -> Any:

@@ -1,6 +1,8 @@
 """Rotary positions: each head turned by angles that grow with its position.
 
-Sources: Su et al. 2021, "RoFormer"; Grattafiori et al. 2024, "The Llama 3 Herd of Models" (the scaling of slow angles).
+Sources: Su et al. 2021, "RoFormer"; of the ways to scale angles, Chen et al. 2023, "Extending Context Window of Large
+Language Models via Positional Interpolation" (linear); Grattafiori et al. 2024, "The Llama 3 Herd of Models"; Peng et
+al. 2023, "YaRN"; Ding et al. 2024, "LongRoPE".
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from minilab_gen.models.config import ModelConfig, RopeScaling
+from minilab_gen.models.config import LinearScaling, LongScaling, ModelConfig, RopeScaling, YarnScaling
 
 
 class Rotary(nn.Module):
@@ -25,11 +27,10 @@ class Rotary(nn.Module):
         # In float32 as in other libraries, since models were trained with these roundings: far into a long context they
         # add up.
         exponents = torch.arange(0, config.head_dim, 2).float() / config.head_dim
-        frequencies = 1.0 / config.rope_theta**exponents  # (half,)
-        if config.rope_scaling is not None:
-            frequencies = _scaled(frequencies, config.rope_scaling)
+        powers = config.rope_theta**exponents  # (half,)
+        frequencies, attention = _scaled(powers, config)
         angle = torch.outer(torch.arange(config.context_length).float(), frequencies).double()  # (context, half)
-        cosine, sine = angle.cos().float(), angle.sin().float()
+        cosine, sine = angle.cos().float() * attention, angle.sin().float() * attention
         self.register_buffer("cosine", torch.cat([cosine, cosine], 1), persistent=False)
         self.register_buffer("sine", torch.cat([-sine, sine], 1), persistent=False)
 
@@ -40,9 +41,40 @@ class Rotary(nn.Module):
         return heads * cosine + torch.roll(heads, self._half, -1) * sine
 
 
-def _scaled(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
-    """Radians for each position, (half,), slowed down where they are slow."""
+def _scaled(powers: Tensor, config: ModelConfig) -> tuple[Tensor, float]:
+    """Radians for each position, (half,), and what sines and cosines are multiplied by."""
+    match config.rope_scaling:
+        case None:
+            return 1.0 / powers, 1.0
+        case LinearScaling(factor):
+            return 1.0 / powers / factor, 1.0
+        case RopeScaling() as scaling:
+            return _as_llama3(1.0 / powers, scaling), 1.0
+        case YarnScaling() as scaling:
+            return _as_yarn(powers, scaling, config), scaling.attention(math.log)
+        case LongScaling() as scaling:
+            return 1.0 / (torch.tensor(scaling.divisors) * powers), scaling.attention(math.log)
+
+
+def _as_llama3(frequencies: Tensor, scaling: RopeScaling) -> Tensor:
+    """Frequencies slowed down where they are slow."""
     turns = scaling.original_max_position_embeddings / (2 * math.pi / frequencies)
     share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
     share = share.clamp(0, 1)  # 0: slowed down by the whole factor; 1: as it was
     return (1 - share) * frequencies / scaling.factor + share * frequencies
+
+
+def _as_yarn(powers: Tensor, scaling: YarnScaling, config: ModelConfig) -> Tensor:
+    """Frequencies mixed by dimension: the first ones stay, the last ones are divided by the whole factor."""
+
+    def pair_that_turns(times: float) -> float:
+        turns = scaling.original_max_position_embeddings / (times * 2 * math.pi)
+        return config.head_dim * math.log(turns) / (2 * math.log(config.rope_theta))
+
+    low, high = pair_that_turns(scaling.beta_fast), pair_that_turns(scaling.beta_slow)
+    if scaling.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, config.head_dim - 1)
+    high += 0.001 if low == high else 0
+    share = 1 - ((torch.arange(len(powers)).float() - low) / (high - low)).clamp(0, 1)
+    return 1.0 / (scaling.factor * powers) * (1 - share) + 1.0 / powers * share

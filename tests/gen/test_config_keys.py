@@ -32,6 +32,14 @@ LLAMA3 = {
 }
 SHORT = {key: value for key, value in LLAMA3.items() if key != "original_max_position_embeddings"}
 OLD = {"type": "llama3", **{key: value for key, value in LLAMA3.items() if key != "rope_type"}}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+DIVISORS = [1.0, 1.5, 2.25, 4.0]
+LONG = {
+    "rope_type": "longrope",
+    "short_factor": DIVISORS,
+    "long_factor": DIVISORS,
+    "original_max_position_embeddings": 32,
+}
 ROPES: dict[str, dict[str, Any]] = {
     "none": {},
     "top level": {"rope_theta": 5e5},
@@ -49,6 +57,20 @@ ROPES: dict[str, dict[str, Any]] = {
     "no trained context": {"rope_scaling": SHORT, "rope_theta": 5e5},
     "whole heads": {"partial_rotary_factor": 1.0, "rope_theta": 5e5},
     "whole heads in parameters": {"rope_parameters": {"partial_rotary_factor": 1.0, "rope_theta": 5e5}},
+    "linear": {"rope_theta": 5e5, "rope_scaling": {"rope_type": "linear", "factor": 2.5}},
+    "linear of old": {"rope_scaling": {"type": "linear", "factor": 4}},
+    "dynamic": {"rope_scaling": {"rope_type": "dynamic", "factor": 4.0}},
+    "yarn": {"rope_theta": 1e6, "rope_scaling": YARN},
+    "yarn with all that it may have": {
+        "rope_scaling": {**YARN, "beta_fast": 16.0, "beta_slow": 2.0, "attention_factor": 1.3, "truncate": False}
+    },
+    "yarn with weights": {"rope_scaling": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.4}},
+    "yarn that divides nothing": {"rope_scaling": {**YARN, "factor": 1.0}},
+    "longrope": {"rope_scaling": LONG, "head_dim": 8},
+    "longrope with its own attention": {
+        "rope_scaling": {**LONG, "attention_factor": 1.2, "factor": 8.0},
+        "head_dim": 8,
+    },
     "by layer as for all": {
         "rope_parameters": {
             "rope_type": "default",
@@ -180,6 +202,21 @@ def test_rotary_positions_are_those_of_transformers_wherever_they_are_given(
     assert (Rotary(ours).cosine - cosine[0]).abs().max() < CLOSE
     theirs.save_pretrained(tmp_path)
     assert read_config(tmp_path) == ours
+
+
+def test_a_context_ends_where_longrope_would_turn_all_keys_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    stored = content("Llama", rope_scaling={**LONG, "long_factor": [8.0] * 4})
+    theirs = written(tmp_path, stored)
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    ours = read_config(tmp_path)
+    cosine, _ = LlamaRotaryEmbedding(theirs)(torch.zeros(1), torch.arange(32)[None])
+
+    assert ours.context_length == 32
+    assert "the context is 32 tokens and not 128" in caplog.text
+    assert (Rotary(ours).cosine - cosine[0]).abs().max() < CLOSE
 
 
 @pytest.mark.parametrize("name", ["Qwen2", "Qwen3"])

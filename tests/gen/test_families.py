@@ -191,7 +191,9 @@ def test_a_model_that_no_family_has_is_not_written() -> None:
         described(ModelConfig(qkv_bias=True, head_norm=True))
 
 
-ROPE = "the rope type must be 'default' or 'llama3', got"
+ROPE = "the rope type must be one of default, dynamic, linear, llama3, yarn, longrope, got"
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 FULL = ["full_attention"] * 2
 FROM = "use_sliding_window must be false, got true: layers from 1 on have a window of 16 tokens"
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -202,15 +204,23 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architectures": "LlamaForCausalLM"}, "the architecture must be one of"),
     ({"architectures": ["LlamaForCausalLM", "Other"]}, "got LlamaForCausalLM, Other"),
     ({"model_type": "granite"}, "model_type must be 'llama' for LlamaForCausalLM, got 'granite'"),
-    ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, f"{ROPE} 'yarn'"),
-    ({"rope_scaling": {"type": "linear", "factor": 2.0}}, f"{ROPE} 'linear'"),
-    ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, f"{ROPE} 'dynamic'"),
+    ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, f"{ROPE} 'ntk'"),
+    ({"rope_scaling": {"type": "linear"}}, "a rope of type 'linear' must have factor"),
+    ({"rope_scaling": {"type": "linear", "factor": "2"}}, "a rope of type 'linear': factor must be a number above 0"),
+    ({"rope_scaling": {**YARN, "low_freq_factor": 1.0}}, "the key low_freq_factor is not understood in a rope of"),
+    ({"rope_scaling": {**YARN, "beta_fast": 0}}, "a rope of type 'yarn': beta_fast must be a number above 0, got 0"),
+    ({"rope_scaling": {**YARN, "truncate": 1}}, "a rope of type 'yarn': truncate must be true or false, got 1"),
+    ({"rope_scaling": {**LONG, "short_factor": None}}, "a rope of type 'longrope' must have short_factor"),
+    ({"rope_scaling": {**LONG, "short_factor": 2.0}}, "short_factor must be a list of numbers, got 2.0"),
+    ({"rope_scaling": {**LONG, "short_factor": [1.0, 0, 1, 1]}}, "divisors must be a number above 0, got 0"),
+    ({"rope_scaling": {**LONG, "short_factor": [1.0] * 3}}, "the factors of longrope must be 4, half the head size"),
+    ({"rope_scaling": {**LONG, "original_max_position_embeddings": 1}}, "must be above 1, got 1"),
     (
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
         "the same for full_attention as for the whole model, got rope_theta 1000000.0 and rope_theta 10000.0: transf",
     ),
     ({"rope_parameters": {"sliding_attention": {}}}, "rope_parameters must be given for full_attention, got"),
-    ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}, "layer_types": FULL}, f"{ROPE} 'yarn'"),
+    ({"rope_parameters": {"full_attention": {"rope_type": "ntk"}}, "layer_types": FULL}, f"{ROPE} 'ntk'"),
     (
         {"rope_parameters": {"rope_theta": 1e6, "partial_rotary_factor": 0.5}},
         "partial_rotary_factor must be 1",

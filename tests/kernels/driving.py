@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from minilab_gen.kernels.decoder import Decoder, WeightType
-from minilab_gen.models.config import ModelConfig, RopeScaling
+from minilab_gen.models.config import LinearScaling, ModelConfig, RopeScaling, YarnScaling
 
 Logits = dict[tuple[int, int], Tensor]
 """Of each sequence and position, (vocab,)."""
@@ -24,6 +24,8 @@ KINDS: Mapping[str, ModelConfig] = {
     "odd": TINY,
     "llama": replace(TINY, vocab_size=96, d_model=64, d_hidden=80, n_head=4, n_kv_head=1, own_head_dim=16),
     "llama-3": replace(TINY, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 32), rope_theta=500_000.0, tied_embeddings=False),
+    "yarn": replace(TINY, rope_scaling=YarnScaling(4.0, 16), rope_theta=1_000_000.0),
+    "linear": replace(TINY, rope_scaling=LinearScaling(4.0)),
     "mistral": replace(TINY, own_head_dim=24, tied_embeddings=False),
     "qwen-2": replace(TINY, qkv_bias=True),
     "biased": replace(TINY, qkv_bias=True, output_bias=True, tied_embeddings=False),

@@ -36,6 +36,15 @@ _LLAMA3 = {
     "rope_theta": 500_000.0,
 }
 
+_YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32, "rope_theta": 10_000.0}
+_LONG = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.2, 1.7, 3.0],
+    "long_factor": [1.0, 1.2, 1.7, 3.0],
+    "original_max_position_embeddings": 32,
+    "rope_theta": 10_000.0,
+}
+
 KINDS = {
     "llama-2": Kind("Llama", {"num_key_value_heads": 8}, dtype=torch.float16),
     "llama-3": Kind("Llama", {"rope_parameters": _LLAMA3}, shard="60KB"),
@@ -51,6 +60,8 @@ KINDS = {
         {"attention_bias": True, "tie_word_embeddings": True, "head_dim": 24, "num_key_value_heads": 1},
         dtype=torch.float16,
     ),
+    "llama-yarn": Kind("Llama", {"rope_parameters": _YARN, "tie_word_embeddings": True}),
+    "mistral-longrope": Kind("Mistral", {"sliding_window": None, "head_dim": 8, "rope_parameters": _LONG}),
     "mistral": Kind("Mistral", {"sliding_window": None, "head_dim": 24}),
     "mistral-window": Kind("Mistral", {"sliding_window": CONTEXT}),
     "qwen-2": Kind("Qwen2", {"num_key_value_heads": 2, "rope_theta": 1_000_000.0}, shard="60KB"),

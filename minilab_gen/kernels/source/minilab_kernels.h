@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #define MLK_API __attribute__((visibility("default")))
-#define MLK_ABI 3      /* of this file: what a caller was compiled or written against */
+#define MLK_ABI 4      /* of this file: what a caller was compiled or written against */
 #define MLK_NUMERICS 1 /* of the bits: raised whenever any logit or draw changes */
 
 typedef struct mlk_model mlk_model;
@@ -22,9 +22,15 @@ typedef struct mlk_shape {
     int32_t vocab, context, layers, heads, kv_heads, head_dim, d_model, d_hidden;
     int32_t tied, qkv_bias, head_norm, output_bias; /* 0 or 1 */
     double norm_eps, rope_theta;
-    double rope_factor; /* 0: no scaling; else Llama 3's, with the three below */
-    double rope_low, rope_high, rope_original;
+    int32_t rope_kind;                         /* of mlk_rope_kind; each reads of what follows what it needs */
+    int32_t rope_truncate;                     /* whether YaRN's mixture begins and ends at whole dimensions; 0 or 1 */
+    double rope_factor;                        /* what slow angles are divided by */
+    double rope_low, rope_high, rope_original; /* turns within so many positions, between which angles are mixed */
+    double rope_attention;                     /* what sines and cosines are multiplied by; 0 is 1 */
+    const float* rope_divisors;                /* (head_dim / 2), of each frequency */
 } mlk_shape;
+
+enum mlk_rope_kind { MLK_ROPE_PLAIN, MLK_ROPE_LINEAR, MLK_ROPE_LLAMA3, MLK_ROPE_YARN, MLK_ROPE_LONG };
 
 enum mlk_type { MLK_FLOAT32 = 0, MLK_BFLOAT16 = 1, MLK_INT8 = 2, MLK_FLOAT16 = 3 }; /* float16 as a source only */
 

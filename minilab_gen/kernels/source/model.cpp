@@ -87,6 +87,13 @@ int check(const mlk_shape& s, int type, int slots, int threads) {
     if (type != MLK_FLOAT32 && type != MLK_BFLOAT16 && type != MLK_INT8)
         return fail("there is no weight type %d", type);
     if (!(s.norm_eps > 0) || !(s.rope_theta > 0)) return fail("norm_eps and rope_theta must be above 0");
+    if (s.rope_kind < MLK_ROPE_PLAIN || s.rope_kind > MLK_ROPE_LONG)
+        return fail("there is no rope kind %d", s.rope_kind);
+    if (s.rope_kind == MLK_ROPE_LONG && !s.rope_divisors) return fail("this rope kind must have divisors");
+    if (s.rope_kind != MLK_ROPE_PLAIN && s.rope_kind != MLK_ROPE_LONG && !(s.rope_factor > 0))
+        return fail("the rope factor must be above 0");
+    if (s.rope_kind == MLK_ROPE_YARN && !(s.rope_original > 0 && s.rope_low > 0 && s.rope_high > 0 && s.rope_theta > 1))
+        return fail("YaRN must have its turns and its trained context above 0, and rope_theta above 1");
     return 0;
 }
 
@@ -123,6 +130,7 @@ int lay_out(Weights& w) {
     }
     w.cosine = w.rope.as<float>(), w.sine = w.cosine + half * s.context;
     rope_tables(s, w.cosine, w.sine);
+    w.shape.rope_kind = MLK_ROPE_PLAIN, w.shape.rope_divisors = nullptr;  // the caller's, and read
     return 0;
 }
 
