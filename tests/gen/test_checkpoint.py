@@ -33,7 +33,7 @@ TRAITS: dict[str, dict[str, Any]] = {
     "scaled": {"rope_scaling": RopeScaling(8.0, 1.0, 4.0, 16)},
     "linear": {"rope_scaling": LinearScaling(4.0)},
     "yarn": {"rope_scaling": YarnScaling(4.0, 16, beta_fast=8.0, truncate=False)},
-    "longrope": {"rope_scaling": LongScaling((1.0, 1.5, 2.0, 4.0), 4.0, 16), "own_head_dim": 8},
+    "longrope": {"rope_scaling": LongScaling((1.0, 1.5, 2.0, 4.0) * 3, 4.0, 16), "own_head_dim": 24},
 }
 """What families have of their own, one at a time."""
 
