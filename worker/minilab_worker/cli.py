@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from minilab_worker.demo import demo
 from minilab_worker.extra import check_extra
 from minilab_worker.hub import checkpoint_folder
 from minilab_worker.model_names import check_announced_model, check_tokenizer, check_waiting, default_name
-from minilab_worker.outage import REDIS_LIMIT, wait_for_writes
+from minilab_worker.outage import REDIS_LIMIT, insist, wait_for_writes
 from minilab_worker.redis_command import redis_group
 from minilab_worker.telemetry import logs
 from minilab_worker.telemetry.health import health, lease_file_option, write_name
@@ -163,8 +163,7 @@ def _load_and_serve(options: _Options) -> None:
         served = load_served_model(model, name, batch, options.threads, dtype=dtype, kv_tokens=kv_tokens)
         _log.info("%s, announced as %s: %s (%.1f s)", model, name, served.card.exactness, served.seconds)
         _log.info("room for the keys and values of %d tokens, %s", served.kv_tokens, dtype)
-        with closing(connect(options.redis_url, wait=REDIS_LIMIT)) as connection:
-            check_announced_model(connection, served.card)
+        _insist(options.redis_url, lambda connection: check_announced_model(connection, served.card))
         settings = WorkerSettings(
             queues,
             batch,
@@ -192,10 +191,23 @@ def _check_before_loading(model: Path, name: str, queues: Sequence[str], redis_u
     )
 
     tokenizer = check_folder(model)
-    with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
+
+    def ask(connection: redis.Redis) -> None:
         wait_for_writes(connection)
         check_tokenizer(connection, name, digest(tokenizer.to_json()))
         check_waiting(connection, queues, tokenizer)
+
+    _insist(redis_url, ask)
+
+
+def _insist(redis_url: str | None, ask: Callable[[redis.Redis], None]) -> None:
+    """Ask something of a Redis that may not be there yet, and may go away meanwhile."""
+
+    def connect_and_ask() -> None:
+        with closing(connect(redis_url, wait=REDIS_LIMIT)) as connection:
+            ask(connection)
+
+    insist(connect_and_ask)
 
 
 program.add_command(demo)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from typing import Final
 
 import redis
@@ -47,6 +48,21 @@ class RedisOutage(Outage):
         lasted = self.succeeded()
         if lasted is not None:
             _log.warning("Redis is back after %.1f s, %s continue", lasted, self.what_waits)
+
+
+def insist(ask: Callable[[], None]) -> None:
+    """Ask something of Redis, again and again while connections break. Raises RedisUnavailableError in the end."""
+    outage = RedisOutage("checks before serving")
+    while True:
+        try:
+            ask()
+        except redis.AuthenticationError:  # to redis-py this is a broken connection, too
+            raise
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            time.sleep(outage.pause_after(error))
+        else:
+            outage.is_over()
+            return
 
 
 def wait_for_writes(connection: redis.Redis) -> None:
