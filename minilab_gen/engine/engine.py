@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from minilab_gen.engine.scheduler import Chunk, Scheduler
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
@@ -36,33 +36,36 @@ OnPhase = Callable[[Phase], None]
 _log = logging.getLogger(__name__)
 
 
-class _Choice(NamedTuple):
-    """The next token of a sequence; None where there is none, and then why."""
-
-    sequence: Sequence
-    token: int | None
-    error: str
+_Choice = tuple[Sequence, int]
+"""A sequence and its next token; -1 where its logits are not finite."""
 
 
 class _Rows:
     """What a step reads, row by row, and the sequences that are read to their end with it."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
-        self.ids: list[int] = []
-        self.slots: list[int] = []
-        self.positions: list[int] = []
-        self.outputs: list[int] = []
-        """The last row of each finished sequence."""
-        self.finished: list[Sequence] = []
+        ids: list[int] = []
+        slots: list[int] = []
+        positions: list[int] = []
+        outputs: list[int] = []
+        finished: list[Sequence] = []
         for sequence, tokens in chunks:
-            start, end, slot = sequence.read, sequence.read + tokens, sequence.slot
+            start, slot = sequence.read, sequence.slot
             assert slot is not None, "a sequence must hold a slot before it is read"
-            self.ids += sequence.ids[start:end]
-            self.slots += [slot] * tokens
-            self.positions += range(start, end)
-            if end == len(sequence.ids):
-                self.outputs.append(len(self.ids) - 1)
-                self.finished.append(sequence)
+            if tokens == 1:  # nearly always: it decodes
+                ids.append(sequence.ids[start])
+                slots.append(slot)
+                positions.append(start)
+            else:
+                ids += sequence.ids[start : start + tokens]
+                slots += [slot] * tokens
+                positions += range(start, start + tokens)
+            if start + tokens == len(sequence.ids):
+                outputs.append(len(ids) - 1)
+                finished.append(sequence)
+        self.ids, self.slots, self.positions = ids, slots, positions
+        self.outputs, self.finished = outputs, finished
+        """The last row of each finished sequence, and these sequences."""
 
 
 class Engine:
@@ -122,8 +125,9 @@ class Engine:
         if sequence.name in self._known:
             raise RequestError(f"a sequence's name must be new to the engine, got {sequence.name} again")
         sequence.request.check_fits(self._limits)
-        sequence.sampler = TokenSampler(sequence.request.settings, self._limits.vocab_size)
-        sequence.sampler.skip(sequence.tokens)
+        if not sequence.request.settings.is_greedy:
+            sequence.sampler = TokenSampler(sequence.request.settings, self._limits.vocab_size)
+            sequence.sampler.skip(sequence.tokens)
         self._scheduler.add(sequence)
         self._known[sequence.name] = sequence
 
@@ -136,11 +140,14 @@ class Engine:
 
     def step(self) -> list[Outcome]:
         """Remove, admit, read, choose, settle: at most one new token for every running sequence."""
-        removed = self._remove_ended()
+        outcomes = self._remove_ended()
         chunks = self._scheduler.plan()
         self._on_phase("plan")
-        choices = self._read_and_choose(chunks)
-        outcomes = removed + self._settle(choices)
+        choices, refused = self._read_and_choose(chunks)
+        outcomes += self._settle(choices)
+        for ended in refused:
+            self._forget(ended.sequence)
+        outcomes += refused
         self._on_phase("settle")
         return outcomes
 
@@ -163,23 +170,24 @@ class Engine:
             self._forget(ended.sequence)
         return removed
 
-    def _read_and_choose(self, chunks: list[Chunk]) -> list[_Choice]:
+    def _read_and_choose(self, chunks: list[Chunk]) -> tuple[list[_Choice], list[Ended]]:
         """Read the step's tokens and choose after each sequence that is read to its end.
 
-        If the kernels refuse, each sequence is read alone, which gives the same bits: only the guilty one fails.
+        If the kernels refuse, each sequence is read alone, which gives the same bits: only the guilty ones end.
         """
         try:
-            return self._read(chunks)
+            return self._read(chunks), []
         except KernelError as error:
             _log.warning("a step is taken again, one sequence at a time: %s", error)
-            return [choice for chunk in chunks for choice in self._read_alone(chunk)]
-
-    def _read_alone(self, chunk: Chunk) -> list[_Choice]:
-        try:
-            return self._read([chunk])
-        except KernelError as error:
-            _log.exception("%s: the kernels failed", chunk.sequence.name)
-            return [_Choice(chunk.sequence, None, str(error))]
+        choices: list[_Choice] = []
+        refused: list[Ended] = []
+        for chunk in chunks:
+            try:
+                choices += self._read([chunk])
+            except KernelError as error:
+                _log.exception("%s: the kernels failed", chunk.sequence.name)
+                refused.append(Ended(chunk.sequence, "error", str(error)))
+        return choices, refused
 
     def _read(self, chunks: list[Chunk]) -> list[_Choice]:
         if not chunks:
@@ -200,10 +208,7 @@ class Engine:
         if self._on_logits and logits is not None:
             for sequence, row in zip(rows.finished, logits, strict=True):
                 self._on_logits(sequence, row)
-        return [
-            _Choice(sequence, token if token >= 0 else None, "non-finite logits")
-            for sequence, token in zip(rows.finished, chosen, strict=True)
-        ]
+        return list(zip(rows.finished, chosen, strict=True))
 
     def _room_for_logits(self, rows: int) -> Tensor:
         import torch  # which a worker does without
@@ -213,9 +218,9 @@ class Engine:
     def _settle(self, choices: Iterable[_Choice]) -> list[Outcome]:
         """Give each sequence its token, and release the slots of those that end with it."""
         outcomes: list[Outcome] = []
-        for sequence, token, error in choices:
-            if token is None:
-                outcomes.append(Ended(sequence, "error", error))
+        for sequence, token in choices:
+            if token < 0:
+                outcomes.append(Ended(sequence, "error", "non-finite logits"))
                 self._forget(sequence)
                 continue
             sequence.ids.append(token)

@@ -74,10 +74,11 @@ class Scheduler:
         chunks: list[Chunk] = []
         allowance = self._prefill_tokens
         for sequence in self._running:
-            if sequence.unread == 1:
+            unread = sequence.unread
+            if unread == 1:
                 chunks.append(Chunk(sequence, 1))
             elif allowance:
-                chunks.append(Chunk(sequence, min(sequence.unread, allowance)))
+                chunks.append(Chunk(sequence, min(unread, allowance)))
                 allowance -= chunks[-1].tokens
         while allowance and self._waiting and self._has_room_for(self._waiting[0]):
             newcomer = self._waiting.popleft()

@@ -27,6 +27,7 @@ class Sequence:
         self.request = request
         self.deadline = deadline
         self.ids = [*request.prompt, *answered]
+        self._prompt_tokens, self._most = len(request.prompt), len(request.prompt) + request.max_new_tokens
         self.read = 0
         """Ids whose keys and values are in the cache."""
         self.slot: int | None = None
@@ -34,11 +35,12 @@ class Sequence:
         self.arrival = 0
         """Its turn: the number of its arrival in the engine."""
         self.sampler: TokenSampler | None = None
+        """None for a greedy sequence, and before the engine has it."""
 
     @property
     def tokens(self) -> int:
         """Tokens of the answer so far."""
-        return len(self.ids) - len(self.request.prompt)
+        return len(self.ids) - self._prompt_tokens
 
     @property
     def unread(self) -> int:
@@ -47,12 +49,13 @@ class Sequence:
 
     def end_after(self, context_length: int) -> EngineEnd | None:
         """Why the sequence ends with its last token, or None if it goes on."""
-        tokens, request = self.tokens, self.request
-        if tokens and request.stop_ids and self.ids[-1] in request.stop_ids:
+        ids, stop_ids = self.ids, self.request.stop_ids
+        length = len(ids)
+        if length > self._prompt_tokens and stop_ids and ids[-1] in stop_ids:
             return "stop"
-        if tokens >= request.max_new_tokens:
+        if length >= self._most:
             return "length"
-        if len(self.ids) >= context_length:
+        if length >= context_length:
             return "context"
         return None
 

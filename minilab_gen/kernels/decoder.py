@@ -160,7 +160,7 @@ class Decoder:
             raise KernelError(f"samplers must be as many as output rows, {outputs}, got {len(samplers)}")
         tokens = array("i", bytes(4 * outputs))
         chosen = None
-        if samplers is not None and any(sampler is not None for sampler in samplers):
+        if samplers is not None and any(samplers):
             chosen = (ctypes.c_void_p * outputs)(*(sampler.address if sampler else None for sampler in samplers))
         step = Step(
             rows,
