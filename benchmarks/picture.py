@@ -45,7 +45,7 @@ def _label(axes: Axes, sizes: list[int], measured: dict[str, Any]) -> None:
         title=f"{measured['model']['name']} model, {millions:.1f}M parameters, {measured['threads']} threads",
     )
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="lower right")
 
 
 @click.command(context_settings={"show_default": True})
