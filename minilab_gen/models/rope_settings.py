@@ -124,7 +124,7 @@ def _whole_context(scaling: AnyScaling, given: Mapping[str, Any], context: Any) 
     All keys would have to be turned anew as a sequence outgrows the trained context.
     """
     trained = scaling.original_max_position_embeddings if isinstance(scaling, LongScaling) else context
-    if trained >= context or given.get("long_factor") == given.get("short_factor"):
+    if type(context) is not int or trained >= context or given.get("long_factor") == given.get("short_factor"):
         return context
     _log.warning("the context is %d tokens and not %d: behind them longrope has other factors", trained, context)
     return trained

@@ -193,6 +193,7 @@ def test_a_model_that_no_family_has_is_not_written() -> None:
 
 ROPE = "the rope type must be one of default, dynamic, linear, llama3, yarn, longrope, got"
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+TRAINED = {"original_max_position_embeddings": 32}
 LONG = {"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}
 FULL = ["full_attention"] * 2
 FROM = "use_sliding_window must be false, got true: layers from 1 on have a window of 16 tokens"
@@ -215,6 +216,10 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {**LONG, "short_factor": [1.0, 0, 1, 1]}}, "divisors must be a number above 0, got 0"),
     ({"rope_scaling": {**LONG, "short_factor": [1.0] * 3}}, "the factors of longrope must be 4, half the head size"),
     ({"rope_scaling": {**LONG, "original_max_position_embeddings": 1}}, "must be above 1, got 1"),
+    (
+        {"rope_scaling": {**LONG, "factor": 2.0, **TRAINED}, "max_position_embeddings": "long"},
+        "context_length must be an integer of at least 1, got 'long'",
+    ),
     (
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
         "the same for full_attention as for the whole model, got rope_theta 1000000.0 and rope_theta 10000.0: transf",
