@@ -10,6 +10,7 @@ from typing import Any, Unpack
 import redis
 
 from minilab_gen.errors import RequestError
+from minilab_gen.model_settings import check_settings, own_ends, request_fields
 from minilab_gen.protocol import endings, keys, results
 from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
@@ -51,14 +52,15 @@ def submit(  # noqa: PLR0913 - each by its name
     or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``; ``tools`` and ``chat_template_kwargs`` are
     handed to its template, for instance ``{"enable_thinking": False}``. ``settings`` are the fields of
     :class:`RequestSettings`: ``max_new_tokens`` are by default 64, in a chat 1024; a sampled job without a ``seed``
-    draws one; ``stop_ids`` are by default the model's own. ``timeout`` and ``ttl`` are seconds: of running, and of
-    waiting. Raises RequestError for what can never run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
+    draws one; ``stop_ids`` are by default the model's own, with ``ignore_eos`` none; docs/sampling.md has the others.
+    ``timeout`` and ``ttl`` are seconds: of running, and of waiting. Raises RequestError for what can never run,
+    UnknownModelError, DuplicateJobError, RedisUnavailableError.
     """
     given = given_settings(settings)
-    GenerationRequest.from_payload({**given, "prompt": (0,)})  # any prompt shows whether the rest can be right
+    asked = _asked(prompt, chat, tools, chat_template_kwargs)
+    check_settings(given, default_max_new_tokens(asked))
     model = keys.without_owner(model)
     submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
-    asked = _asked(prompt, chat, tools, chat_template_kwargs)
     with closing(connect(redis_url)) as connection, explained(connection):
         request = build_request(connection, asked, given, model)
         try:
@@ -80,13 +82,20 @@ def build_request(
 ) -> GenerationRequest:
     """The request for a model, checked against its card, with the defaults of all settings that were not given."""
     card = read_card(connection, model)
+    known: list[Tokenizer] = []
+
+    def tokenizer() -> Tokenizer:  # which may take long to read, and is not always needed
+        if not known:
+            known.append(read_tokenizer(connection, card))
+        return known[0]
+
     ends: Sequence[int] = card.stop_ids
     if isinstance(prompt, Conversation):
-        ids, ends = chat_prompt(prompt, card, read_tokenizer(connection, card))
+        ids, ends = chat_prompt(prompt, card, tokenizer())
     else:
-        ids = prompt_ids(prompt, read_tokenizer(connection, card)) if isinstance(prompt, str) else prompt
-    defaults = {"max_new_tokens": default_max_new_tokens(prompt), "stop_ids": ends}
-    request = GenerationRequest.from_payload({**defaults, **given, "prompt": ids})
+        ids = prompt_ids(prompt, tokenizer()) if isinstance(prompt, str) else prompt
+    defaults = {"max_new_tokens": default_max_new_tokens(prompt), "stop_ids": own_ends(given, ends)}
+    request = GenerationRequest.from_payload({**defaults, **request_fields(given, tokenizer), "prompt": ids})
     if "seed" not in given:
         request = request.with_seed(draw_seed())
     request.check_fits(card.limits)
