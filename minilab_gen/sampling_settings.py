@@ -57,7 +57,8 @@ class LogitBias(Mapping[int, float]):
             raise RequestError(f"logit_bias must be an object of id: bias, got {type(given).__name__}")
         if len(given) > MAX_BIASES:
             raise RequestError(f"logit_bias must hold at most {MAX_BIASES} ids, got {len(given)}")
-        biases = {_id_of(key): _bias_of(key, bias) for key, bias in given.items()}
+        pairs = [(_id_of(key), bias) for key, bias in given.items()]
+        biases = {token: _bias_of(token, bias) for token, bias in pairs}
         if len(biases) < len(given):
             raise RequestError("logit_bias must name each id once, got one as a number and as a text")
         return cls(biases)
@@ -86,8 +87,8 @@ def _id_of(key: object) -> int:
     raise RequestError(f"logit_bias must have ids in plain digits as keys, got {checks.shown(key)}")
 
 
-def _bias_of(key: object, bias: object) -> float:
-    return checks.number_within(f"the logit_bias of {key}", bias, -LARGEST_BIAS, LARGEST_BIAS)
+def _bias_of(token: int, bias: object) -> float:
+    return checks.number_within(f"the logit_bias of {checks.shown(token)}", bias, -LARGEST_BIAS, LARGEST_BIAS)
 
 
 NO_BIAS: Final = LogitBias({})
