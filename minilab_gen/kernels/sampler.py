@@ -43,7 +43,8 @@ class TokenSampler:
 
         Raises KernelError for ids beyond the vocabulary.
         """
-        before, after = array("i", prompt), array("i", answered)
+        before = array("i", prompt if self.settings.edits_logits else ())  # no other setting looks at it
+        after = array("i", answered)
         status = self._library.mlk_sampler_begin(
             self.address, before.buffer_info()[0], len(before), after.buffer_info()[0], len(after)
         )
