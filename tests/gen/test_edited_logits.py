@@ -69,7 +69,7 @@ def test_a_repetition_penalty_lowers_negative_logits_too() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_an_extreme_repetition_penalty_leaves_finite_logits(penalty: float, temperature: float) -> None:
     settings = SamplingSettings(temperature, repetition_penalty=penalty)
-    logits = torch.tensor([3.0, -2.0, 1.0, -math.inf])
+    logits = torch.tensor([30.0, -20.0, 1.0, -math.inf])
 
     wanted = next_token_probabilities(logits, settings, prompt=[0, 1, 3])
 
@@ -133,8 +133,11 @@ def test_impossible_tokens_stay_impossible_whatever_the_bias() -> None:
     logits = [0.0, -math.inf, 0.5]
 
     assert drawn(logits, 400, logit_bias={1: 100}, repetition_penalty=0.5, presence_penalty=-2) == {0, 2}
-    with pytest.raises(NoTokenLeftError):
-        tokens_of([0.0, -math.inf], allowed_token_ids=(1,), logit_bias={1: 100})
+    for settings in ({"logit_bias": {1: 100}}, {"repetition_penalty": 0.5}, {"repetition_penalty": 2}):
+        with pytest.raises(NoTokenLeftError):
+            tokens_of([0.0, -math.inf], prompt=(1,), allowed_token_ids=(1,), **settings)
+        with pytest.raises(NoTokenLeftError):
+            tokens_of([0.0, 1.0], prompt=(1,), allowed_token_ids=(1,), bad_words_ids=((1,),), **settings)
 
 
 def test_a_mask_holds_for_the_next_choices_until_it_is_taken_away() -> None:
