@@ -71,7 +71,7 @@ class Transcript:
     def close(self, reason: EndReason, **details: Any) -> EndEvent:
         """Append the terminal event, with what text is left.
 
-        Its reason is ``stop`` where a stop text was found, also in the text that is left of a whole answer.
+        Its reason is ``stop`` where a whole answer holds a stop text, also in what is left of it.
         """
         assert self.end is None, "a transcript ends once"
         return self._append_end(EndEvent(reason, len(self.events), self.prompt_tokens, **details))
@@ -87,7 +87,8 @@ class Transcript:
         elif self.end is not None and len(stream) >= self.end.number:
             end = self.end
             self.restart(stream)
-            self._append_end(replace(end, tokens=len(stream)))
+            reason = "stop" if self.has_stopped() else end.reason
+            self._append_end(replace(end, reason=reason, tokens=len(stream)))
 
     def restart(self, events: Iterable[Event]) -> None:
         """Begin again behind these events."""
@@ -115,9 +116,8 @@ class Transcript:
                 self._stops.push(text)
 
     def _append_end(self, end: EndEvent) -> EndEvent:
-        is_decided = self.has_stopped()
         end = replace(end, text=self._rest())
-        if self._stops is not None and (is_decided or end.succeeded) and self.has_stopped():
+        if end.succeeded and self._stops is not None and self._stops.found is not None:
             end = EndEvent("stop", end.tokens, end.prompt_tokens, end.text, stop_text=self._stops.found)
         self.events.append(end)
         return end
