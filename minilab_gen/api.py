@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
+from dataclasses import replace
 from typing import Any, Unpack
 
 import redis
@@ -52,9 +53,10 @@ def submit(  # noqa: PLR0913 - each by its name
     or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``; ``tools`` and ``chat_template_kwargs`` are
     handed to its template, for instance ``{"enable_thinking": False}``. ``settings`` are the fields of
     :class:`RequestSettings`: ``max_new_tokens`` are by default 64, in a chat 1024; a sampled job without a ``seed``
-    draws one; ``stop_ids`` are by default the model's own, with ``ignore_eos`` none; docs/sampling.md has the others.
-    ``timeout`` and ``ttl`` are seconds: of running, and of waiting. Raises RequestError for what can never run,
-    UnknownModelError, DuplicateJobError, RedisUnavailableError.
+    draws one; ``stop_ids`` are by default the model's own, with ``ignore_eos`` none; ``stop`` are texts before which an
+    answer ends, or with ``include_stop`` after which; docs/sampling.md has the others. ``timeout`` and ``ttl`` are
+    seconds: of running, and of waiting. Raises RequestError for what can never run, UnknownModelError,
+    DuplicateJobError, RedisUnavailableError.
     """
     given = given_settings(settings)
     asked = _asked(prompt, chat, tools, chat_template_kwargs)
@@ -90,6 +92,7 @@ def build_request(
         return known[0]
 
     ends: Sequence[int] = card.stop_ids
+    ids: Sequence[int]
     if isinstance(prompt, Conversation):
         ids, ends = chat_prompt(prompt, card, tokenizer())
     else:
@@ -98,8 +101,17 @@ def build_request(
     request = GenerationRequest.from_payload({**defaults, **request_fields(given, tokenizer), "prompt": ids})
     if "seed" not in given:
         request = request.with_seed(draw_seed())
+    if request.stop:
+        request = ended_by_name(request, card, tokenizer())
     request.check_fits(card.limits)
     return request
+
+
+def ended_by_name(request: GenerationRequest, card: ModelCard, tokenizer: Tokenizer) -> GenerationRequest:
+    """The same, ended also by the special tokens that its stop texts name: these add no text that could be found."""
+    named = [tokenizer.token_id(text) for text in request.stop]
+    ends = [token for token in named if token is not None and tokenizer.is_special(token) and token < card.vocab_size]
+    return replace(request, stop_ids=tuple(dict.fromkeys((*request.stop_ids, *ends)))) if ends else request
 
 
 def _asked(

@@ -26,6 +26,11 @@ def shown(value: object) -> str:
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
 
 
+def is_whole(text: str) -> bool:
+    """Whether UTF-8 can hold a text: JSON can also spell halves of characters."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
+
+
 def elements(name: str, given: object, *, at_most: int, what: str) -> tuple[object, ...]:
     """The elements of a list; ``what`` names them."""
     if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):

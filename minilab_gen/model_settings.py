@@ -79,17 +79,9 @@ def _words_of(given: Mapping[str, object]) -> list[str]:
 
 
 def _word(text: object) -> str:
-    if not isinstance(text, str) or not text.strip() or len(text) > _LONGEST_WORD or not _is_whole(text):
+    if not isinstance(text, str) or not text.strip() or len(text) > _LONGEST_WORD or not checks.is_whole(text):
         raise RequestError(f"bad_words must hold texts of 1 to {_LONGEST_WORD} whole characters, got {shown(text)}")
     return text
-
-
-def _is_whole(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON can also spell halves of characters
-        return False
-    return True
 
 
 def _ignores_ends(given: Mapping[str, object]) -> bool:

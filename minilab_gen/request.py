@@ -5,7 +5,7 @@ The same rules hold in Python, on the command line, in Redis and in the engine, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypedDict
 
@@ -31,7 +31,9 @@ __all__ = [
     "MAX_PROMPT_CHARACTERS",
     "MAX_PROMPT_IDS",
     "MAX_SEED",
+    "MAX_STOP_CHARACTERS",
     "MAX_STOP_IDS",
+    "MAX_STOP_TEXTS",
     "SETTING_FIELDS",
     "SMALLEST_TEMPERATURE",
     "GenerationRequest",
@@ -46,6 +48,10 @@ __all__ = [
 
 MAX_STOP_IDS = 16
 """Stop ids of one request: more than any chat template needs, few enough to test at every token."""
+
+MAX_STOP_TEXTS = 16
+MAX_STOP_CHARACTERS = 256
+"""Characters of one stop text: longer than any marker, and as much as is ever held back from a reader."""
 
 MAX_PROMPT_IDS = 131_072
 """Ids of one prompt: the longest context that models of our kind are trained for. A model's own context is often far
@@ -77,6 +83,24 @@ def check_text(text: str) -> None:
         raise RequestError(f"prompt must be text of whole characters, got {error.reason} at {error.start}") from error
 
 
+def _stop_texts(given: object) -> tuple[str, ...]:
+    """The texts in ``stop``, which may be one."""
+    texts = (given,) if isinstance(given, str) else given
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise RequestError(f"stop must be a text or a list of texts, got {shown(given)}")
+    kept = checks.elements("stop", texts, at_most=MAX_STOP_TEXTS, what="texts")
+    return tuple(_stop_text(text, index) for index, text in enumerate(kept))
+
+
+def _stop_text(text: object, index: int) -> str:
+    if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+        rule = f"texts of 1 to {MAX_STOP_CHARACTERS} characters"
+        raise RequestError(f"stop must hold {rule}, got {shown(text)} at position {index}")
+    if not checks.is_whole(text):
+        raise RequestError(f"stop must hold texts of whole characters, got {shown(text)} at position {index}")
+    return text
+
+
 class RequestSettings(TypedDict, total=False):
     """All that may be set beside the prompt, as keyword arguments: the same names as :data:`GIVEN_FIELDS`.
 
@@ -99,6 +123,8 @@ class RequestSettings(TypedDict, total=False):
     bad_words: Sequence[str] | None
     stop_ids: Sequence[int] | None
     ignore_eos: bool
+    stop: str | Sequence[str] | None
+    include_stop: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,16 +139,23 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Prompt ids, how many tokens may follow, how they are chosen, and which of them end the text."""
+    """Prompt ids, how many tokens may follow, how they are chosen, and what ends the text."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     settings: SamplingSettings = GREEDY
     stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts before which the answer ends."""
+    include_stop: bool = False
+    """Whether the answer keeps the one that ended it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", checks.ids("prompt", self.prompt, at_most=MAX_PROMPT_IDS))
         object.__setattr__(self, "stop_ids", checks.ids("stop_ids", self.stop_ids, at_most=MAX_STOP_IDS))
+        object.__setattr__(self, "stop", _stop_texts(self.stop))
+        if type(self.include_stop) is not bool:
+            raise RequestError(f"include_stop must be true or false, got {shown(self.include_stop)}")
         if not self.prompt:
             raise RequestError("prompt must hold at least 1 id, got none")
         checks.integer("max_new_tokens", self.max_new_tokens, at_least=1, at_most=MAX_NEW_TOKENS)
@@ -164,6 +197,8 @@ class GenerationRequest:
             "max_new_tokens": self.max_new_tokens,
             **self.settings.to_payload(),
             "stop_ids": list(self.stop_ids),
+            **({"stop": list(self.stop)} if self.stop else {}),
+            **({"include_stop": True} if self.include_stop else {}),
         }
 
     @classmethod
@@ -191,12 +226,12 @@ SETTING_FIELDS: Final[tuple[str, ...]] = tuple(
 GIVEN_FIELDS: Final = (*SETTING_FIELDS, "bad_words", "ignore_eos")
 """What users may set beside the prompt. The last ones become others of a request by its model's card and tokenizer."""
 
-_DEFAULT_DEPENDS: Final = ("max_new_tokens", "seed", "stop_ids")
-"""Settings whose default depends on the prompt or the model; ``None`` asks for it, as leaving them out does."""
+_DEFAULT_DEPENDS: Final = ("max_new_tokens", "seed", "stop_ids", "stop", "include_stop")
+"""Settings of which ``None`` is no value: it asks for the default, as leaving them out does."""
 
 
 def given_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings without those whose ``None`` asks for the default of the prompt or the model."""
+    """The settings without those whose ``None`` asks for the default."""
     return {name: value for name, value in settings.items() if value is not None or name not in _DEFAULT_DEPENDS}
 
 

@@ -13,6 +13,7 @@ from minilab_client.exit_codes import ExitCode, say_end
 from minilab_client.follow import WaitingNotes
 from minilab_client.interrupts import uninterrupted
 from minilab_client.output import flush, say, write
+from minilab_gen.api import ended_by_name
 from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import check_settings, own_ends, request_fields
 from minilab_gen.protocol import endings
@@ -91,6 +92,7 @@ class Answerer:
         request = request.cut_to(question.max_new_tokens)
         if "seed" not in self._sampling:
             request = request.with_seed(draw_seed())
+        request = ended_by_name(request, self._model.card, self._model.tokenizer)
         request.check_fits(self._model.card.limits)
         return enqueue(self._connection, request, self._submission)
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     import redis
 
     from minilab_gen.protocol.details import JobDetails
+    from minilab_gen.protocol.events import EndEvent
     from minilab_gen.protocol.jobs import JobView
 
 _LISTED: Final = 8
@@ -136,6 +137,10 @@ def _lines(found: JobView) -> dict[str, object]:
         "tokens": found.tokens,
         "worker": found.worker,
         "workers": f"{found.workers_alive} alive",
-        "end": found.end.reason if found.end else None,
+        "end": found.end and _shown_end(found.end),
         "error": (found.end.error if found.end else None) or found.error,
     }
+
+
+def _shown_end(end: EndEvent) -> str:
+    return end.reason if end.stop_text is None else f"{end.reason} ({json.dumps(end.stop_text, ensure_ascii=False)})"

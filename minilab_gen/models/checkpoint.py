@@ -10,6 +10,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.json_file import read_json
@@ -19,18 +20,19 @@ from minilab_gen.kernels.processors import processors
 from minilab_gen.models.checkpoint_folder import log_left_over, read_config, spoken_vocabulary
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.kernel_model import KernelModel
-from minilab_gen.models.tensors import stored_tensors
-from minilab_gen.models.weights import StoredWeights, weight_files
+from minilab_gen.models.tensors import StoredTensor, names_of, stored_tensors
+from minilab_gen.models.weights import RawTensor, StoredWeights, weight_files
 from minilab_gen.text.declared_tokens import read_declared_tokens
 from minilab_gen.text.tokenizer import get_tokenizer
 from minilab_gen.text.tokenizer_config import DECLARING_FILES
 
 _log = logging.getLogger(__name__)
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-_IGNORED = ("rotary_emb.inv_freq", _HEAD)
-"""Tensors that may stand in a folder besides: angles that follow from the config, and a tied head stored again."""
+_FOLLOWING: Final = (
+    *("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"),
+    *("attention.bias", "attention.masked_bias"),
+)
+"""Ends of names that may stand in a folder besides: angles and masks, which follow from the config."""
 
 _PIECE = 1 << 20
 """Bytes of a file that are hashed at a time."""
@@ -68,7 +70,7 @@ def load(
     model = KernelModel(config, weights, threads=threads or processors())
     tensors = list(stored_tensors(config))
     for number, each in enumerate(tensors, 1):
-        model.set(each.kernel, files.read(each.stored, each.shape[0]), each.layer)
+        model.set(each.kernel, read_tensor(files, each), each.layer)
         if on_progress is not None:
             on_progress(number, len(tensors))
     return model
@@ -102,18 +104,25 @@ def open_checkpoint(folder: Path) -> tuple[StoredWeights, ModelConfig]:
     log_left_over(folder)
     files = StoredWeights(folder)
     config = _with_its_head(config, files)
-    files.check({each.stored: each.shape for each in stored_tensors(config)}, _IGNORED)
+    ignored = (*_FOLLOWING, names_of(config)["head"])  # and a tied head that is stored again
+    files.check({each.stored: each.stored_shape for each in stored_tensors(config)}, ignored)
     return files, replace(config, vocab_size=_spoken_vocabulary(folder, config.vocab_size))
+
+
+def read_tensor(files: StoredWeights, each: StoredTensor) -> RawTensor:
+    """A tensor of a model from where a checkpoint has it; of the rows that are stored only those that the model has."""
+    return files.read(each.stored, None if each.cut else each.shape[0]).part(each.cut)
 
 
 def _with_its_head(config: ModelConfig, files: StoredWeights) -> ModelConfig:
     """The shape with the head that is stored: as in transformers, one that differs from the embedding is not tied."""
-    if not config.tied_embeddings or _HEAD not in files:
+    head, embedding = names_of(config)["head"], names_of(config)["embedding"]
+    if not config.tied_embeddings or head not in files:
         return config
-    if _EMBEDDING not in files:
-        files.rename(_HEAD, _EMBEDDING)  # some store what is tied under its other name
-    elif not files.equal(_HEAD, _EMBEDDING):
-        _log.warning("tie_word_embeddings is true, but %s is stored and differs from %s: it is used", _HEAD, _EMBEDDING)
+    if embedding not in files:
+        files.rename(head, embedding)  # some store what is tied under its other name
+    elif not files.equal(head, embedding):
+        _log.warning("tie_word_embeddings is true, but %s is stored and differs from %s: it is used", head, embedding)
         return replace(config, tied_embeddings=False)
     return config
 

@@ -10,7 +10,7 @@ from typing import Final
 from minilab_gen.errors import CheckpointError
 from minilab_gen.json_file import read_json
 from minilab_gen.models.config import ModelConfig
-from minilab_gen.models.families import config_of
+from minilab_gen.models.config_json import config_of
 from minilab_gen.models.known_keys import left_over
 from minilab_gen.models.weights import check_weight_files
 from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
