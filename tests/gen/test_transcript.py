@@ -66,6 +66,22 @@ def test_a_stop_text_counts_only_after_min_tokens_also_where_a_worker_takes_over
             assert whole.text == text
 
 
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, ""), (3, "\N{REPLACEMENT CHARACTER}")])
+def test_what_is_left_at_the_end_counts_as_its_last_token_does(
+    tokenizer: Tokenizer, min_tokens: int, text: str
+) -> None:
+    stop = "\N{REPLACEMENT CHARACTER}"
+    transcript = Transcript(
+        GenerationRequest((5,), 10, SamplingSettings(min_tokens=min_tokens), stop=(stop,)), tokenizer
+    )
+    for token_id in ids_of(tokenizer, "😀")[:3]:
+        transcript.add(token_id)
+
+    transcript.close("length")
+
+    assert transcript.text == text
+
+
 def test_an_end_flushes_what_was_cut_inside_a_character(tokenizer: Tokenizer) -> None:
     cut = ids_of(tokenizer, "😀")[:-1]
     transcript = Transcript(REQUEST, tokenizer)
