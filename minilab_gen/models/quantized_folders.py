@@ -37,10 +37,8 @@ def check_not_quantized(folder: Path, stored: Mapping[str, Any]) -> None:
         return
     config = stored[key]
     method = _method(config if isinstance(config, Mapping) else {})
-    rule = (
-        f"{folder / 'config.json'}: {key} says that weights are packed by {method[:_LONGEST_METHOD]}, which is not read"
-    )
-    raise CheckpointError(f"{rule}; {_way_out(folder, method)}")
+    rule = f"{key} says that weights are packed by {method[:_LONGEST_METHOD]}, which is not read"
+    raise CheckpointError(f"{folder / 'config.json'}: {rule}; {_way_out(folder, method)}")
 
 
 def _method(config: Mapping[str, Any]) -> str:
