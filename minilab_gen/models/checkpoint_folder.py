@@ -59,7 +59,7 @@ class FolderCheckpoint:
         _log_left_over(self.path)
         files = StoredWeights(self.path)
         config = _with_its_head(config, files)
-        files.check({each.stored: each.shape for each in stored_tensors(config)}, _IGNORED)
+        files.check(((each.stored, each.shape) for each in stored_tensors(config)), _IGNORED)
         if not (self.path / "tokenizer.json").exists():  # all ids may be chosen
             return files, config
         return files, replace(config, vocab_size=_spoken_vocabulary(self.path, self.tokenizer(), config.vocab_size))

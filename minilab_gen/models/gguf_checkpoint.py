@@ -36,6 +36,7 @@ class GgufCheckpoint:
     def check(self) -> Tokenizer:
         """The tokenizer of a file that is whole; all but the numbers of its tensors is looked at."""
         self._open()
+        self.stop_ids()
         return self.tokenizer()
 
     def open(self) -> tuple[GgufWeights, ModelConfig]:
@@ -90,7 +91,7 @@ class GgufCheckpoint:
         except CheckpointError as error:
             raise error if str(self.path) in str(error) else CheckpointError(f"{self.path}: {error}") from error
         weights = GgufWeights(self._header, paired_heads(self._header, config))
-        weights.check({each.stored: each.shape for each in stored_tensors(config)})
+        weights.check((each.stored, each.shape) for each in stored_tensors(config))
         self._spoken(config.vocab_size)
         return weights, config
 

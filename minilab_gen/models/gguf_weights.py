@@ -6,7 +6,7 @@ Sources: the names are those of the package ``gguf``; the order of rotary pairs 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -48,15 +48,17 @@ class GgufWeights:
         self._tensors = {_our_name(name): tensor for name, tensor in header.tensors.items()}
         self._paired_heads = paired_heads or {}
 
-    def check(self, expected: Mapping[str, tuple[int, ...]]) -> None:
+    def check(self, expected: Iterable[tuple[str, tuple[int, ...]]]) -> None:
         """Raise CheckpointError unless these tensors are there, in these shapes, and no others."""
-        for name, shape in expected.items():
+        known = set()
+        for name, shape in expected:
+            known.add(name)
             tensor = self._tensors.get(name)
             if tensor is None:
                 raise CheckpointError(f"{self._path} lacks the tensor {_their_name(name)}, which must be {shape}")
             if tensor.shape != shape:
                 raise CheckpointError(f"{self._path}: the tensor {tensor.name} must be {shape}, got {tensor.shape}")
-        extra = [tensor.name for name, tensor in self._tensors.items() if name not in expected]
+        extra = [tensor.name for name, tensor in self._tensors.items() if name not in known]
         extra = [name for name in extra if name not in ROPE_TENSORS]
         if extra:
             others = f" and {len(extra) - 1} more" if len(extra) > 1 else ""

@@ -201,6 +201,13 @@ def test_what_is_wrong_with_the_config_is_said_before_a_weight_is_read(checkpoin
         load(checkpoint)
 
 
+def test_layers_without_end_are_refused_by_the_first_that_is_missing(checkpoint: Path) -> None:
+    change_json(checkpoint / "config.json", num_hidden_layers=10**12)
+
+    with pytest.raises(CheckpointError, match=r"lacks the tensor model\.layers\.2\."):
+        load(checkpoint)
+
+
 def test_a_worker_says_which_file_of_its_model_is_missing(checkpoint: Path) -> None:
     (checkpoint / "config.json").unlink()
 
