@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing, closing
+from dataclasses import replace
 from typing import Any, Unpack
 
 import redis
@@ -51,8 +52,9 @@ def submit(  # noqa: PLR0913 - each by its name
     or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``; ``tools`` and ``chat_template_kwargs`` are
     handed to its template, for instance ``{"enable_thinking": False}``. ``settings`` are the fields of
     :class:`RequestSettings`: ``max_new_tokens`` are by default 64, in a chat 1024; a sampled job without a ``seed``
-    draws one; ``stop_ids`` are by default the model's own. ``timeout`` and ``ttl`` are seconds: of running, and of
-    waiting. Raises RequestError for what can never run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
+    draws one; ``stop_ids`` are by default the model's own; ``stop`` are texts before which the answer ends, or with
+    ``include_stop`` after which. ``timeout`` and ``ttl`` are seconds: of running, and of waiting. Raises RequestError
+    for what can never run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
     """
     given = given_settings(settings)
     GenerationRequest.from_payload({**given, "prompt": (0,)})  # any prompt shows whether the rest can be right
@@ -81,16 +83,31 @@ def build_request(
     """The request for a model, checked against its card, with the defaults of all settings that were not given."""
     card = read_card(connection, model)
     ends: Sequence[int] = card.stop_ids
+    ids: Sequence[int]
+    tokenizer: Tokenizer | None = None
     if isinstance(prompt, Conversation):
-        ids, ends = chat_prompt(prompt, card, read_tokenizer(connection, card))
+        tokenizer = read_tokenizer(connection, card)
+        ids, ends = chat_prompt(prompt, card, tokenizer)
+    elif isinstance(prompt, str):
+        tokenizer = read_tokenizer(connection, card)
+        ids = prompt_ids(prompt, tokenizer)
     else:
-        ids = prompt_ids(prompt, read_tokenizer(connection, card)) if isinstance(prompt, str) else prompt
+        ids = prompt
     defaults = {"max_new_tokens": default_max_new_tokens(prompt), "stop_ids": ends}
     request = GenerationRequest.from_payload({**defaults, **given, "prompt": ids})
     if "seed" not in given:
         request = request.with_seed(draw_seed())
+    if request.stop:
+        request = ended_by_name(request, card, tokenizer or read_tokenizer(connection, card))
     request.check_fits(card.limits)
     return request
+
+
+def ended_by_name(request: GenerationRequest, card: ModelCard, tokenizer: Tokenizer) -> GenerationRequest:
+    """The same, ended also by the special tokens that its stop texts name: these add no text that could be found."""
+    named = [tokenizer.token_id(text) for text in request.stop]
+    ends = [token for token in named if token is not None and tokenizer.is_special(token) and token < card.vocab_size]
+    return replace(request, stop_ids=tuple(dict.fromkeys((*request.stop_ids, *ends)))) if ends else request
 
 
 def _asked(

@@ -20,6 +20,10 @@ MAX_SEED = 2**32 - 1
 MAX_STOP_IDS = 16
 """Stop ids of one request: more than any chat template needs, few enough to test at every token."""
 
+MAX_STOP_TEXTS = 16
+MAX_STOP_CHARACTERS = 256
+"""Characters of one stop text: longer than any marker, and as much as is ever held back from a reader."""
+
 MAX_PROMPT_IDS = 131_072
 """Ids of one prompt: the longest context that models of our kind are trained for. A model's own context is often far
 less, but is known only once its card is read; this bounds what is looked at before."""
@@ -82,6 +86,24 @@ def _ids(name: str, ids: object, *, at_most: int) -> tuple[int, ...]:
     for index, token in enumerate(kept):
         if type(token) is not int or token < 0:
             raise RequestError(f"{name} must hold integers of at least 0, got {shown(token)} at position {index}")
+    return kept
+
+
+def _stop_texts(given: object) -> tuple[str, ...]:
+    """The texts in ``stop``, which may be one."""
+    texts = (given,) if isinstance(given, str) else given
+    if isinstance(texts, bytes | Mapping) or not isinstance(texts, Iterable):
+        raise RequestError(f"stop must be a text or a list of texts, got {shown(given)}")
+    kept = tuple(islice(texts, MAX_STOP_TEXTS + 1))
+    if len(kept) > MAX_STOP_TEXTS:
+        came = len(texts) if isinstance(texts, Sized) else "more"
+        raise RequestError(f"stop must hold at most {MAX_STOP_TEXTS} texts, got {came}")
+    for index, text in enumerate(kept):
+        if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARACTERS:
+            rule = f"texts of 1 to {MAX_STOP_CHARACTERS} characters"
+            raise RequestError(f"stop must hold {rule}, got {shown(text)} at position {index}")
+        if any("\ud800" <= character <= "\udfff" for character in text):  # of a text that was no UTF-8
+            raise RequestError(f"stop must hold texts of whole characters, got {shown(text)} at position {index}")
     return kept
 
 
@@ -156,6 +178,8 @@ class RequestSettings(TypedDict, total=False):
     top_p: float | None
     seed: int | None
     stop_ids: Sequence[int] | None
+    stop: str | Sequence[str] | None
+    include_stop: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,16 +194,23 @@ class ModelLimits:
 
 @dataclass(frozen=True, slots=True)
 class GenerationRequest:
-    """Prompt ids, how many tokens may follow, how they are chosen, and which of them end the text."""
+    """Prompt ids, how many tokens may follow, how they are chosen, and what ends the text."""
 
     prompt: tuple[int, ...]
     max_new_tokens: int = DEFAULT_MAX_NEW_TOKENS
     settings: SamplingSettings = GREEDY
     stop_ids: tuple[int, ...] = ()
+    stop: tuple[str, ...] = ()
+    """Texts before which the answer ends."""
+    include_stop: bool = False
+    """Whether the answer keeps the one that ended it."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", _ids("prompt", self.prompt, at_most=MAX_PROMPT_IDS))
         object.__setattr__(self, "stop_ids", _ids("stop_ids", self.stop_ids, at_most=MAX_STOP_IDS))
+        object.__setattr__(self, "stop", _stop_texts(self.stop))
+        if type(self.include_stop) is not bool:
+            raise RequestError(f"include_stop must be true or false, got {shown(self.include_stop)}")
         if not self.prompt:
             raise RequestError("prompt must hold at least 1 id, got none")
         _integer("max_new_tokens", self.max_new_tokens, at_least=1, at_most=MAX_NEW_TOKENS)
@@ -218,6 +249,8 @@ class GenerationRequest:
             "max_new_tokens": self.max_new_tokens,
             **{name: value for name, value in sampling.items() if name in kept},
             "stop_ids": list(self.stop_ids),
+            **({"stop": list(self.stop)} if self.stop else {}),
+            **({"include_stop": True} if self.include_stop else {}),
         }
 
     @classmethod
@@ -248,12 +281,12 @@ _ALWAYS_WRITTEN: Final = ("temperature", "top_k", "top_p", "seed")
 """What payloads have held from the first release on. A later setting is written only where it is not at its default:
 workers of a release before it take such a job, and the lines of a batch keep the names of their jobs."""
 
-_DEFAULT_DEPENDS: Final = ("max_new_tokens", "seed", "stop_ids")
-"""Settings whose default depends on the prompt or the model; ``None`` asks for it, as leaving them out does."""
+_DEFAULT_DEPENDS: Final = ("max_new_tokens", "seed", "stop_ids", "stop", "include_stop")
+"""Settings of which ``None`` is no value: it asks for the default, as leaving them out does."""
 
 
 def given_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings without those whose ``None`` asks for the default of the prompt or the model."""
+    """The settings without those whose ``None`` asks for the default."""
     return {name: value for name, value in settings.items() if value is not None or name not in _DEFAULT_DEPENDS}
 
 

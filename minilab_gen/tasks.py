@@ -127,6 +127,8 @@ class _Task:
         from minilab_gen.engine import Chosen, Engine, Sequence
 
         self._transcript = Transcript(request, tokenizer, published)
+        if self._transcript.has_stopped():  # whatever published it was killed before it could end the job
+            return "stop", None
         engine = Engine(model, 1)
         engine.add(Sequence(self._job.id, request, self._transcript.ids, self._deadline))
         while engine.has_work:
@@ -134,7 +136,10 @@ class _Task:
                 raise JobCancelledError(f"job {self._job.id} was cancelled")
             for outcome in engine.step():
                 if isinstance(outcome, Chosen):
-                    self._publish(self._transcript.add(outcome.token_id))
+                    event = self._transcript.add(outcome.token_id)
+                    if self._transcript.has_stopped():
+                        return "stop", None  # the token goes out with the end
+                    self._publish(event)
                 elif outcome.reason == "timeout":
                     raise JobTimeoutException(f"the job ran for longer than its timeout of {self._seconds} s")
                 elif outcome.reason == "error":
@@ -157,12 +162,17 @@ class _Task:
             self._transcript.restart(published)
 
     def _end(self, reason: EndReason, **details: Any) -> None:
-        """Publish the terminal entry, even if RQ's alarm rings meanwhile; to send it twice changes nothing."""
-        end = self._transcript.close(reason, **details)
-        try:
-            self._publish(end)
-        except JobTimeoutException:  # which rings once
-            self._publish(end)
+        """Publish the terminal entry, even if RQ's alarm rings meanwhile; to send it twice changes nothing.
 
-    def _publish(self, event: Event) -> None:
-        publish(self._connection, [(self._job.id, event)], running_ttl=self._seconds + keys.RETENTION)
+        The token that completed a stop text goes with it, so that a stream which holds that has an end.
+        """
+        self._transcript.close(reason, **details)
+        last = self._transcript.events[-2:] if reason == "stop" else self._transcript.events[-1:]
+        try:
+            self._publish(*last)
+        except JobTimeoutException:  # which rings once
+            self._publish(*last)
+
+    def _publish(self, *events: Event) -> None:
+        entries = [(self._job.id, event) for event in events]
+        publish(self._connection, entries, running_ttl=self._seconds + keys.RETENTION)

@@ -13,6 +13,7 @@ from minilab_client.exit_codes import ExitCode, say_end
 from minilab_client.follow import WaitingNotes
 from minilab_client.interrupts import uninterrupted
 from minilab_client.output import flush, say, write
+from minilab_gen.api import ended_by_name
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import endings
 from minilab_gen.protocol.cards import all_cards, read_card, read_tokenizer
@@ -90,6 +91,7 @@ class Answerer:
         request = GenerationRequest.from_payload({"stop_ids": question.stop_ids, **self._sampling, **of_question})
         if "seed" not in self._sampling:
             request = request.with_seed(draw_seed())
+        request = ended_by_name(request, self._model.card, self._model.tokenizer)
         request.check_fits(self._model.card.limits)
         return enqueue(self._connection, request, self._submission)
 

@@ -9,7 +9,7 @@ from typing import Any
 import click
 
 from minilab_client import parameters
-from minilab_gen.request import MAX_STOP_IDS, SETTING_FIELDS
+from minilab_gen.request import MAX_STOP_IDS, MAX_STOP_TEXTS, SETTING_FIELDS
 
 _Command = Callable[..., Any]
 _Option = Callable[[_Command], _Command]
@@ -54,6 +54,14 @@ _OPTIONS = (
         metavar="ID",
         help=f"A token that ends the text; up to {MAX_STOP_IDS} times. Default: the model's own.",
     ),
+    click.option(
+        "--stop",
+        "stop",
+        multiple=True,
+        metavar="TEXT",
+        help=f"A text before which the answer ends, such as $'\\n'; up to {MAX_STOP_TEXTS} times. Default: none.",
+    ),
+    click.option("--include-stop", is_flag=True, default=None, help="Keep the --stop text that ended the answer."),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ from minilab_client.times import shown
 
 if TYPE_CHECKING:
     from minilab_gen.protocol.details import JobDetails
+    from minilab_gen.protocol.events import EndEvent
     from minilab_gen.protocol.jobs import JobView
 
 
@@ -97,6 +99,10 @@ def _lines(found: JobView) -> dict[str, object]:
         "tokens": found.tokens,
         "worker": found.worker,
         "workers": f"{found.workers_alive} alive",
-        "end": found.end.reason if found.end else None,
+        "end": found.end and _shown_end(found.end),
         "error": (found.end.error if found.end else None) or found.error,
     }
+
+
+def _shown_end(end: EndEvent) -> str:
+    return end.reason if end.stop_text is None else f"{end.reason} ({json.dumps(end.stop_text, ensure_ascii=False)})"

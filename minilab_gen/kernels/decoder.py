@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
-from minilab_gen.kernels.library import KernelError, Shape, Step, check, library
+from minilab_gen.kernels.library import KernelError, Rope, Shape, Step, check, library
 from minilab_gen.kernels.sampler import TokenSampler
 
 if TYPE_CHECKING:
-    from minilab_gen.models.config import AnyScaling, ModelConfig
+    from minilab_gen.models.config import ModelConfig
+    from minilab_gen.models.rope_config import RopeConfig
 
 WeightType = Literal["float32", "bfloat16", "int8"]
 WEIGHT_TYPES: Final[tuple[WeightType, ...]] = ("float32", "bfloat16", "int8")
@@ -26,11 +27,19 @@ LANES: Final = 16
 _TYPES: Mapping[str, int] = MappingProxyType({"float32": 0, "bfloat16": 1, "int8": 2, "float16": 3})
 
 TENSORS: Final = (
-    *("embedding", "norm", "head"),
-    *("attention_norm", "query", "key", "value", "query_bias", "key_bias", "value_bias", "output_bias"),
-    *("query_norm", "key_norm", "output", "feed_forward_norm", "gate", "up", "down"),
+    *("embedding", "positions", "norm", "norm_bias", "head"),
+    *("attention_norm", "attention_norm_bias", "query", "key", "value", "query_bias", "key_bias", "value_bias"),
+    *("query_norm", "key_norm", "output", "output_bias", "attention_post_norm"),
+    *("feed_forward_norm", "feed_forward_norm_bias", "gate", "gate_bias", "up", "up_bias", "down", "down_bias"),
+    "feed_forward_post_norm",
 )
-"""Of which a model is made, in the order of ``mlk_tensor``; the first three are not of a layer."""
+"""Of which a model is made, in the order of ``mlk_tensor``; the first five are not of a layer."""
+
+ACTIVATIONS: Final = ("silu", "gelu_tanh", "gelu")
+"""In the order of ``mlk_activation``."""
+
+_ROPES: Final = ("linear", "llama3", "yarn", "longrope")
+"""Ways to scale rotary positions, in the order of ``mlk_rope_kind``, whose first is none."""
 
 
 class Source(Protocol):
@@ -46,7 +55,7 @@ class Source(Protocol):
 
 def shape_of(config: ModelConfig) -> Shape:
     """A model's shape as the kernels take it."""
-    shape = Shape(
+    return Shape(
         vocab=config.vocab_size,
         context=config.context_length,
         layers=config.n_layer,
@@ -55,36 +64,46 @@ def shape_of(config: ModelConfig) -> Shape:
         head_dim=config.head_dim,
         d_model=config.d_model,
         d_hidden=config.d_hidden,
+        rope_dim=config.turned_dim,
         tied=config.tied_embeddings,
+        learned_positions=config.learned_positions,
         qkv_bias=config.qkv_bias,
-        head_norm=config.head_norm,
         output_bias=config.output_bias,
+        feed_forward_bias=config.feed_forward_bias,
+        layer_norm=config.layer_norm,
+        pre_norm=config.pre_norm,
+        post_norm=config.post_norm,
+        head_norm=config.head_norm,
+        row_norm=config.row_norm,
+        parallel=config.parallel,
+        gated=config.gated,
+        activation=ACTIVATIONS.index(config.activation),
         norm_eps=config.norm_eps,
-        rope_theta=config.rope_theta,
+        gain_offset=float(config.gain_from_one),
+        embedding_scale=config.embedding_scale,
+        attention_scale=config.attention_scale or 0.0,
+        residual_scale=config.residual_scale,
+        logit_divisor=config.logit_divisor,
     )
-    _set_rope(shape, config.rope_scaling)
-    return shape
 
 
-_ROPES: Final = ("linear", "llama3", "yarn", "longrope")
-"""Ways to scale rotary positions, in the order of ``mlk_rope_kind``, whose first is none."""
-
-
-def _set_rope(shape: Shape, scaling: AnyScaling | None) -> None:
+def rope_of(rope: RopeConfig) -> Rope:
+    """Rotary positions as the kernels take them."""
+    made, scaling = Rope(theta=rope.theta), rope.scaling
     if scaling is None:
-        return
-    shape.rope_kind, shape.rope_factor = 1 + _ROPES.index(scaling.kind), scaling.factor
+        return made
+    made.kind, made.factor = 1 + _ROPES.index(scaling.kind), scaling.factor
     if scaling.kind == "llama3":
-        shape.rope_low, shape.rope_high = scaling.low_freq_factor, scaling.high_freq_factor
+        made.low, made.high = scaling.low_freq_factor, scaling.high_freq_factor
     elif scaling.kind == "yarn":
-        shape.rope_low, shape.rope_high = scaling.beta_slow, scaling.beta_fast
-        shape.rope_truncate = scaling.truncate
+        made.low, made.high, made.truncate = scaling.beta_slow, scaling.beta_fast, scaling.truncate
     elif scaling.kind == "longrope":
-        shape.rope_divisors = (ctypes.c_float * len(scaling.divisors))(*scaling.divisors)
+        made.divisors = (ctypes.c_float * len(scaling.divisors))(*scaling.divisors)
     if scaling.kind != "linear":
-        shape.rope_original = scaling.original_max_position_embeddings
+        made.original = scaling.original_max_position_embeddings
     if scaling.kind in ("yarn", "longrope"):
-        shape.rope_attention = scaling.attention(_logarithm)
+        made.attention = scaling.attention(_logarithm)
+    return made
 
 
 def _logarithm(number: float) -> float:
@@ -112,6 +131,18 @@ class Decoder:
             self._model = self._library.mlk_create(ctypes.byref(shape_of(config)), _TYPES[weights], slots, threads)
         if not self._model:
             raise KernelError(self._library.mlk_error().decode())
+        if over is None:
+            self._describe_layers(config)
+
+    def _describe_layers(self, config: ModelConfig) -> None:
+        for index, rope in enumerate(config.ropes):
+            check(self._library.mlk_set_rope(self._model, index, ctypes.byref(rope_of(rope))), self._library)
+        for layer in range(config.n_layer):
+            rope_index, window = config.rope_of_layer(layer), config.window_of_layer(layer)
+            status = self._library.mlk_set_layer(
+                self._model, layer, window or 0, -1 if rope_index is None else rope_index
+            )
+            check(status, self._library)
 
     def beside(self, slots: int, threads: int) -> Decoder:
         """Another decoder over the same weights, with caches and threads of its own, for any thread to use.

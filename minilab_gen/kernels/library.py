@@ -10,7 +10,7 @@ from pathlib import Path
 from minilab_gen.errors import MiniLabError
 from minilab_gen.kernels.build import library_name
 
-ABI = 4
+ABI = 5
 """Of ``minilab_kernels.h``, as this file spells it."""
 
 
@@ -23,11 +23,22 @@ class Shape(ctypes.Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("vocab", "context", "layers", "heads", "kv_heads", "head_dim")),
-        *((name, c_int32) for name in ("d_model", "d_hidden", "tied", "qkv_bias", "head_norm", "output_bias")),
-        *((name, c_double) for name in ("norm_eps", "rope_theta")),
-        *((name, c_int32) for name in ("rope_kind", "rope_truncate")),
-        *((name, c_double) for name in ("rope_factor", "rope_low", "rope_high", "rope_original", "rope_attention")),
-        ("rope_divisors", POINTER(c_float)),
+        *((name, c_int32) for name in ("d_model", "d_hidden", "rope_dim", "tied", "learned_positions")),
+        *((name, c_int32) for name in ("qkv_bias", "output_bias", "feed_forward_bias", "layer_norm")),
+        *((name, c_int32) for name in ("pre_norm", "post_norm", "head_norm", "row_norm", "parallel")),
+        *((name, c_int32) for name in ("gated", "activation")),
+        *((name, c_double) for name in ("norm_eps", "gain_offset", "embedding_scale", "residual_scale")),
+        *((name, c_double) for name in ("attention_scale", "logit_divisor")),
+    ]
+
+
+class Rope(ctypes.Structure):
+    """``mlk_rope``."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("kind", "truncate")),
+        *((name, c_double) for name in ("theta", "factor", "low", "high", "original", "attention")),
+        ("divisors", POINTER(c_float)),
     ]
 
 
@@ -54,6 +65,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlk_beside": (_PTR, [_PTR, _I32, _I32]),
     "mlk_destroy": (None, [_PTR]),
     "mlk_set": (_I32, [_PTR, _I32, _I32, _I32, _PTR, _I64, _I64]),
+    "mlk_set_rope": (_I32, [_PTR, _I32, POINTER(Rope)]),
+    "mlk_set_layer": (_I32, [_PTR, _I32, _I32, _I32]),
     "mlk_run": (_I32, [_PTR, POINTER(Step)]),
     "mlk_release": (None, [_PTR, _I32]),
     "mlk_threads": (_I32, [_PTR, _I32]),
@@ -63,8 +76,8 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlk_sampler_skip": (None, [_PTR, _I32, _I64]),
     "mlk_choose": (_I32, [_PTR, _I64, _I32, _I32, _PTR, _PTR]),
     "mlk_probabilities": (_I32, [_PTR, _I32, _PTR, _PTR]),
-    "mlk_rope": (_I32, [POINTER(Shape), _PTR, _PTR]),
-    "mlk_functions": (_I32, [_PTR] * 6 + [_I32]),
+    "mlk_rope_tables": (_I32, [POINTER(Rope), _I32, _I32, _PTR, _PTR]),
+    "mlk_functions": (_I32, [_PTR] * 6 + [_I32, _I32]),
     "mlk_to_bfloat16": (None, [POINTER(c_float), POINTER(c_uint16), _I64]),
     "mlk_from_float16": (None, [POINTER(c_uint16), POINTER(c_float), _I64]),
     "mlk_logarithms": (None, [POINTER(c_double), POINTER(c_double), _I64]),

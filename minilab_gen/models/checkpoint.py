@@ -12,7 +12,8 @@ from minilab_gen.kernels.processors import processors
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.source import Weights, checkpoint_of
-from minilab_gen.models.tensors import stored_tensors
+from minilab_gen.models.tensors import StoredTensor, stored_tensors
+from minilab_gen.models.weights import RawTensor
 
 _PIECE = 1 << 20
 """Bytes of a file that are hashed at a time."""
@@ -42,7 +43,7 @@ def load(
     model = KernelModel(config, weights, threads=threads or processors())
     tensors = list(stored_tensors(config))
     for number, each in enumerate(tensors, 1):
-        model.set(each.kernel, files.read(each.stored, each.shape[0]), each.layer)
+        model.set(each.kernel, read_tensor(files, each), each.layer)
         if on_progress is not None:
             on_progress(number, len(tensors))
     return model
@@ -73,3 +74,8 @@ def stamps(path: Path) -> list[tuple[int, int, int]]:
 def open_checkpoint(path: Path) -> tuple[Weights, ModelConfig]:
     """The tensors of a checkpoint, which are all there, and the shape of the model without ids that have no text."""
     return checkpoint_of(path).open()
+
+
+def read_tensor(weights: Weights, each: StoredTensor) -> RawTensor:
+    """A tensor of a model from where a checkpoint has it; of the rows that are stored only those that the model has."""
+    return weights.read(each.stored, None if each.cut else each.shape[0]).part(each.cut)

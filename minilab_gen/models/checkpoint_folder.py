@@ -15,11 +15,11 @@ from typing import Final
 from minilab_gen.errors import CheckpointError
 from minilab_gen.json_file import read_json
 from minilab_gen.models.config import ModelConfig
-from minilab_gen.models.families import config_of
+from minilab_gen.models.config_json import config_of
 from minilab_gen.models.known_keys import left_over
 from minilab_gen.models.quantized_folders import check_not_quantized
 from minilab_gen.models.spoken import spoken_rows
-from minilab_gen.models.tensors import stored_tensors
+from minilab_gen.models.tensors import names_of, stored_tensors
 from minilab_gen.models.weights import StoredWeights, check_weight_files, weight_files
 from minilab_gen.text.chat import ChatFormat, read_chat_format
 from minilab_gen.text.declared_tokens import read_declared_tokens
@@ -28,10 +28,11 @@ from minilab_gen.text.tokenizer_config import DECLARING_FILES, token_text, token
 
 _log = logging.getLogger(__name__)
 
-_EMBEDDING, _HEAD = "model.embed_tokens.weight", "lm_head.weight"
-
-_IGNORED: Final = ("rotary_emb.inv_freq", _HEAD)
-"""Tensors that may stand in a folder besides: angles that follow from the config, and a tied head stored again."""
+_FOLLOWING: Final = (
+    *("rotary_emb.inv_freq", "attn.bias", "attn.masked_bias"),
+    *("attention.bias", "attention.masked_bias"),
+)
+"""Ends of names that may stand in a folder besides: angles and masks, which follow from the config."""
 
 _HUB_NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*/([\w.-]+)")
 """What a model is called on the Hub: whose it is, and its own name."""
@@ -59,7 +60,8 @@ class FolderCheckpoint:
         _log_left_over(self.path)
         files = StoredWeights(self.path)
         config = _with_its_head(config, files)
-        files.check(((each.stored, each.shape) for each in stored_tensors(config)), _IGNORED)
+        ignored = (*_FOLLOWING, names_of(config)["head"])  # and a tied head that is stored again
+        files.check(((each.stored, each.stored_shape) for each in stored_tensors(config)), ignored)
         if not (self.path / "tokenizer.json").exists():  # all ids may be chosen
             return files, config
         return files, replace(config, vocab_size=_spoken_vocabulary(self.path, self.tokenizer(), config.vocab_size))
@@ -109,12 +111,13 @@ def _spoken_vocabulary(folder: Path, tokenizer: Tokenizer, rows: int) -> int:
 
 def _with_its_head(config: ModelConfig, files: StoredWeights) -> ModelConfig:
     """The shape with the head that is stored: as in transformers, one that differs from the embedding is not tied."""
-    if not config.tied_embeddings or _HEAD not in files:
+    head, embedding = names_of(config)["head"], names_of(config)["embedding"]
+    if not config.tied_embeddings or head not in files:
         return config
-    if _EMBEDDING not in files:
-        files.rename(_HEAD, _EMBEDDING)  # some store what is tied under its other name
-    elif not files.equal(_HEAD, _EMBEDDING):
-        _log.warning("tie_word_embeddings is true, but %s is stored and differs from %s: it is used", _HEAD, _EMBEDDING)
+    if embedding not in files:
+        files.rename(head, embedding)  # some store what is tied under its other name
+    elif not files.equal(head, embedding):
+        _log.warning("tie_word_embeddings is true, but %s is stored and differs from %s: it is used", head, embedding)
         return replace(config, tied_embeddings=False)
     return config
 

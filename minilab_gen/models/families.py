@@ -1,41 +1,47 @@
-"""The families of models that are served: what each has of its own, and how ``config.json`` says what a model is.
+"""The families of models that are served: of which parts each is made, and what its keys in ``config.json`` mean.
 
-It must not know torch. A key of ``config.json`` that is not known here is refused: it may stand for a computation
-that would not be done.
+It must not know torch. How a key is read is in :mod:`minilab_gen.models.config_json`.
 """
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from minilab_gen.errors import CheckpointError
-from minilab_gen.models.config import ModelConfig
-from minilab_gen.models.known_keys import changes_nothing
-from minilab_gen.models.rope_settings import ROPE_KEYS, described_scaling, read_rope
-from minilab_gen.request import shown
+from minilab_gen.models.layer_windows import every_layer, later_layers, no_layer, unturned_layers, windowed_types
+from minilab_gen.models.rope_settings import by_layer_type, learned, no_layer_turned, partly_turned, whole_heads
+from minilab_gen.models.stored_config import StoredConfig
 
-_log = logging.getLogger(__name__)
+Reader = Callable[[StoredConfig], dict[str, Any]]
+"""From the content of ``config.json`` to fields of a ModelConfig."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """An architecture of Hugging Face, by what it has of its own; all else is one decoder, in ``model.py``."""
+    """An architecture of Hugging Face."""
 
     model_type: str
-    qkv_bias: bool = False
-    head_norm: bool = False
-    windowed: bool = False
-    """Whether attention ends at ``sliding_window`` tokens, where the config gives a number."""
+    models: str
+    """Those that people know."""
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of a ModelConfig that all its models have."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Keys of its own, by the field that they give, or in place of the usual ones."""
+    flags: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Keys that are true or false, and the fields that they give."""
+    only: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that may say nothing but this, because another model would be meant."""
+    activation_key: str = "hidden_act"
     defaults: Mapping[str, Any] = field(default_factory=dict)
     """What transformers takes for keys that a config leaves out."""
+    read_windows: Reader = no_layer
+    read_ropes: Reader = whole_heads
     own_keys: frozenset[str] = frozenset()
-    """Keys of the config that not every family has."""
+    """Keys that the readers read."""
 
 
-_LLAMA = {
+_LLAMA: Final = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
     "intermediate_size": 11_008,
@@ -44,14 +50,16 @@ _LLAMA = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6,
     "tie_word_embeddings": False,
+    "hidden_act": "silu",
+    "rope_theta": 10_000.0,
 }
-_MISTRAL = _LLAMA | {
+_MISTRAL: Final = _LLAMA | {
     "intermediate_size": 14_336,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131_072,
     "sliding_window": 4096,
 }
-_QWEN2 = _LLAMA | {
+_QWEN2: Final = _LLAMA | {
     "vocab_size": 151_936,
     "intermediate_size": 22_016,
     "num_key_value_heads": 32,
@@ -60,174 +68,187 @@ _QWEN2 = _LLAMA | {
     "sliding_window": 4096,
     "use_sliding_window": False,
 }
+_GEMMA3: Final = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 6,
+    "rope_theta": 1_000_000.0,
+    "rope_local_base_freq": 10_000.0,
+}
+_SMOLLM3: Final = _LLAMA | {
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "tie_word_embeddings": True,
+    "use_sliding_window": False,
+    "no_rope_layer_interval": 4,
+    "rope_theta": 2_000_000.0,
+}
+_GRANITE: Final = _LLAMA | {
+    "embedding_multiplier": 1.0,
+    "residual_multiplier": 1.0,
+    "attention_multiplier": 1.0,
+    "logits_scaling": 1.0,
+}
+_OLMO2: Final = _LLAMA | {"vocab_size": 50_304, "rms_norm_eps": 1e-5}
+_PHI3: Final = _LLAMA | {
+    "vocab_size": 32_064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
+_GPT2: Final = {
+    "vocab_size": 50_257,
+    "n_positions": 1024,
+    "n_embd": 768,
+    "n_layer": 12,
+    "n_head": 12,
+    "activation_function": "gelu_new",
+    "layer_norm_epsilon": 1e-5,
+    "tie_word_embeddings": True,
+}
+_GPT_NEOX: Final = {
+    "vocab_size": 50_432,
+    "hidden_size": 6144,
+    "num_hidden_layers": 44,
+    "num_attention_heads": 64,
+    "intermediate_size": 24_576,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 2048,
+    "layer_norm_eps": 1e-5,
+    "tie_word_embeddings": False,
+    "use_parallel_residual": True,
+    "attention_bias": True,
+    "rotary_emb_base": 10_000.0,
+    "rotary_pct": 0.25,
+}
 
-_BIAS = frozenset({"attention_bias"})
-_WINDOW = frozenset({"sliding_window"})
-_SOME_WINDOWS = frozenset({"max_window_layers", "sliding_window", "use_sliding_window"})
+_ATTENTION_BIAS: Final = {"attention_bias": ("qkv_bias", "output_bias")}
+_BIASES: Final = _ATTENTION_BIAS | {"mlp_bias": ("feed_forward_bias",)}
+_WINDOW: Final = frozenset({"sliding_window"})
+_SOME_WINDOWS: Final = frozenset({"layer_types", "max_window_layers", "sliding_window", "use_sliding_window"})
+_LAYER_NORMED: Final = {"layer_norm": True, "gated": False, "feed_forward_bias": True}
 
-FAMILIES = {
-    "LlamaForCausalLM": Family("llama", defaults=_LLAMA, own_keys=_BIAS),
-    "MistralForCausalLM": Family("mistral", windowed=True, defaults=_MISTRAL, own_keys=_WINDOW),
-    "Qwen2ForCausalLM": Family("qwen2", qkv_bias=True, defaults=_QWEN2, own_keys=_SOME_WINDOWS),
+FAMILIES: Final = {
+    "LlamaForCausalLM": Family(
+        "llama", "Llama 2 and 3, SmolLM, SmolLM2, TinyLlama, and many with other names", flags=_BIASES, defaults=_LLAMA
+    ),
+    "MistralForCausalLM": Family("mistral", "Mistral", defaults=_MISTRAL, read_windows=every_layer, own_keys=_WINDOW),
+    "Qwen2ForCausalLM": Family(
+        "qwen2",
+        "Qwen2, Qwen2.5",
+        parts={"qkv_bias": True},
+        defaults=_QWEN2,
+        read_windows=later_layers,
+        own_keys=_SOME_WINDOWS,
+    ),
     "Qwen3ForCausalLM": Family(
-        "qwen3", head_norm=True, defaults=_QWEN2 | {"head_dim": 128}, own_keys=_SOME_WINDOWS | _BIAS
+        "qwen3",
+        "Qwen3",
+        parts={"head_norm": True},
+        flags=_ATTENTION_BIAS,
+        defaults=_QWEN2 | {"head_dim": 128},
+        read_windows=later_layers,
+        own_keys=_SOME_WINDOWS,
+    ),
+    "Gemma3ForCausalLM": Family(
+        "gemma3_text",
+        "Gemma 3 of 270M and 1B",
+        parts={"gain_from_one": True, "post_norm": True, "head_norm": True},
+        flags=_ATTENTION_BIAS,
+        only={"use_bidirectional_attention": False},
+        activation_key="hidden_activation",
+        defaults=_GEMMA3,
+        read_windows=windowed_types,
+        read_ropes=by_layer_type,
+        own_keys=frozenset(
+            {"layer_types", "query_pre_attn_scalar", "rope_local_base_freq", "sliding_window"}
+            | {"sliding_window_pattern", "_sliding_window_pattern"}
+        ),
+    ),
+    "SmolLM3ForCausalLM": Family(
+        "smollm3",
+        "SmolLM3",
+        flags=_BIASES,
+        defaults=_SMOLLM3,
+        read_windows=unturned_layers,
+        read_ropes=no_layer_turned,
+        own_keys=_SOME_WINDOWS - {"max_window_layers"} | {"no_rope_layers", "no_rope_layer_interval"},
+    ),
+    "GraniteForCausalLM": Family(
+        "granite",
+        "Granite 3, dense",
+        keys={
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "attention_scale": "attention_multiplier",
+            "logit_divisor": "logits_scaling",
+        },
+        flags=_BIASES,
+        defaults=_GRANITE,
+    ),
+    "Olmo2ForCausalLM": Family(
+        "olmo2",
+        "OLMo 2",
+        parts={"pre_norm": False, "post_norm": True, "row_norm": True},
+        flags=_ATTENTION_BIAS,
+        defaults=_OLMO2,
+    ),
+    "Phi3ForCausalLM": Family(
+        "phi3",
+        "Phi-3, Phi-3.5 and Phi-4 mini",
+        parts={"naming": "phi3"},
+        defaults=_PHI3,
+        read_windows=every_layer,
+        read_ropes=partly_turned,
+        own_keys=_WINDOW,
+    ),
+    "GPT2LMHeadModel": Family(
+        "gpt2",
+        "GPT-2, DistilGPT-2",
+        parts={**_LAYER_NORMED, "qkv_bias": True, "output_bias": True, "naming": "gpt2"},
+        keys={
+            "context_length": "n_positions",
+            "n_layer": "n_layer",
+            "n_head": "n_head",
+            "n_kv_head": "n_head",
+            "d_model": "n_embd",
+            "d_hidden": "n_inner",
+            "norm_eps": "layer_norm_epsilon",
+        },
+        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+        activation_key="activation_function",
+        defaults=_GPT2,
+        read_ropes=learned,
+        own_keys=frozenset(
+            {"n_ctx", "reorder_and_upcast_attn"}  # the first is the context once more, the second an order of rounding
+            | {f"summary_{end}" for end in ("activation", "proj_to_labels", "type", "use_proj")}  # of another head
+        ),
+    ),
+    "GPTNeoXForCausalLM": Family(
+        "gpt_neox",
+        "Pythia, GPT-NeoX",
+        parts={**_LAYER_NORMED, "naming": "gpt_neox"},
+        keys={"norm_eps": "layer_norm_eps", "n_kv_head": "num_attention_heads"},
+        flags={**_ATTENTION_BIAS, "use_parallel_residual": ("parallel",)},
+        defaults=_GPT_NEOX,
+        read_ropes=partly_turned,
+        own_keys=frozenset({"rotary_emb_base", "rotary_pct"}),
     ),
 }
-
-_SHAPE = {
-    "vocab_size": "vocab_size",
-    "context_length": "max_position_embeddings",
-    "n_layer": "num_hidden_layers",
-    "n_head": "num_attention_heads",
-    "n_kv_head": "num_key_value_heads",
-    "d_model": "hidden_size",
-    "d_hidden": "intermediate_size",
-    "norm_eps": "rms_norm_eps",
-    "tied_embeddings": "tie_word_embeddings",
-}
-"""Our name of each part of a shape: the key in ``config.json``."""
-
-_MAY_BE_NULL = {"num_key_value_heads", "sliding_window"}
-"""Keys whose null is a value of its own: as many as query heads, and none."""
-
-_ONLY: dict[str, Any] = {
-    "add_cross_attention": False,
-    "attention_bias": False,
-    "hidden_act": "silu",
-    "is_encoder_decoder": False,
-    "mlp_bias": False,
-    "pruned_heads": {},
-    "rope_interleaved": False,
-    "tie_encoder_decoder": False,
-    "use_mrope": False,
-    "use_sliding_window": False,
-}
-"""Keys that may be left out but say nothing else, because another model would be meant."""
-
-_READ = {"architectures", "head_dim", "layer_types", "model_type", *ROPE_KEYS}
-"""Keys that are read one by one below."""
-
-
-def config_of(stored: Mapping[str, Any]) -> ModelConfig:
-    """The shape that the content of ``config.json`` gives. Raises CheckpointError for all that is not served."""
-    family = _family_of(stored)
-    _check_keys(stored, family)
-    shape = {ours: _given(stored, family, theirs) for ours, theirs in _SHAPE.items()}
-    theta, scaling, shape["context_length"] = read_rope(stored, shape["context_length"])
-    if family.windowed:
-        shape["context_length"] = _within_window(shape["context_length"], _given(stored, family, "sliding_window"))
-    biased = _given(stored, family, "attention_bias") or False
-    try:
-        config = ModelConfig(
-            **shape,
-            own_head_dim=_given(stored, family, "head_dim"),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            qkv_bias=family.qkv_bias or biased,
-            output_bias=biased,
-            head_norm=family.head_norm,
-        )
-    except ValueError as error:
-        raise CheckpointError(str(error)) from error
-    follows = config.d_model == config.n_head * config.head_dim
-    return replace(config, own_head_dim=None) if follows else config
-
-
-def described(config: ModelConfig) -> dict[str, Any]:
-    """The content of ``config.json`` for a shape: the first family that has it."""
-    found = [name for name, family in FAMILIES.items() if _has_traits(family, config)]
-    if not found:
-        traits = {name: getattr(config, name) for name in ("qkv_bias", "output_bias", "head_norm")}
-        raise CheckpointError(f"no family has {', '.join(f'{name} {value}' for name, value in traits.items())}")
-    return {
-        "architectures": found[:1],
-        "model_type": FAMILIES[found[0]].model_type,
-        **{theirs: getattr(config, ours) for ours, theirs in _SHAPE.items()},
-        "head_dim": config.head_dim,
-        "rope_theta": config.rope_theta,
-        "rope_scaling": described_scaling(config.rope_scaling),
-        "hidden_act": "silu",
-        "attention_bias": config.output_bias,
-        "mlp_bias": False,
-    }
-
-
-def _has_traits(family: Family, config: ModelConfig) -> bool:
-    """Whether a family has a model of this kind; a bias of what attention adds comes with those before it."""
-    biased = config.output_bias and "attention_bias" in family.own_keys
-    return (family.qkv_bias or biased, biased, family.head_norm) == (
-        config.qkv_bias,
-        config.output_bias,
-        config.head_norm,
-    )
-
-
-def _family_of(stored: Mapping[str, Any]) -> Family:
-    architectures = stored.get("architectures") or ["none named"]
-    name = architectures[0] if isinstance(architectures, list) else architectures
-    if architectures != [name] or name not in FAMILIES:
-        got = ", ".join(map(str, architectures)) if isinstance(architectures, list) else architectures
-        raise CheckpointError(f"the architecture must be one of {', '.join(FAMILIES)}, got {got}")
-    family = FAMILIES[name]
-    if stored.get("model_type", family.model_type) != family.model_type:
-        raise CheckpointError(f"model_type must be {family.model_type!r} for {name}, got {stored['model_type']!r}")
-    return family
-
-
-def _check_keys(stored: Mapping[str, Any], family: Family) -> None:
-    known = set(_SHAPE.values()) | set(_ONLY) | _READ | family.own_keys
-    for key, value in stored.items():
-        if key not in known and value is not None and not changes_nothing(key):
-            raise CheckpointError(
-                f"the key {key} is not understood and may stand for another computation: {shown(value)}"
-            )
-        if key == "attention_bias" and key in family.own_keys and type(value) not in (bool, type(None)):
-            raise CheckpointError(f"attention_bias must be true or false, got {shown(value)}")
-        if key in _ONLY and key not in family.own_keys and value not in (None, _ONLY[key]):
-            raise CheckpointError(f"{key} must be {_ONLY[key]!r}, got {value!r}")
-    _check_layers(stored, family)
-
-
-def _check_layers(stored: Mapping[str, Any], family: Family) -> None:
-    """Refuse windows in some layers, unless they are in none or as long as the context."""
-    types = stored.get("layer_types")
-    for kind in types or []:
-        if kind != "full_attention":
-            raise CheckpointError(f"layer_types must be full_attention in every layer, got {kind!r}")
-    if types or not _given(stored, family, "use_sliding_window"):
-        return
-    window, first = _given(stored, family, "sliding_window"), _given(stored, family, "max_window_layers")
-    context, layers = _given(stored, family, "max_position_embeddings"), _given(stored, family, "num_hidden_layers")
-    try:
-        slides = window is not None and first < layers and window < context
-    except TypeError:  # of something that is no number
-        slides = True
-    if slides:
-        raise CheckpointError(
-            f"use_sliding_window must be false, got true: layers from {first!r} on have a window of {window!r} tokens"
-        )
-
-
-def _given(stored: Mapping[str, Any], family: Family, key: str) -> Any:
-    """What a key says, or what it says for its family where it is left out; null is a value of a few keys only."""
-    value = stored.get(key)
-    if value is None and not (key in stored and key in _MAY_BE_NULL):
-        value = family.defaults.get(key)
-    if value is None and key == "num_key_value_heads":
-        return _given(stored, family, "num_attention_heads")  # every query head has a key head of its own
-    return value
-
-
-def _within_window(context_length: Any, window: Any) -> Any:
-    """The context, cut to the window of attention: within it attention is full, which is what we compute."""
-    if window is None or (type(window) is type(context_length) is int and window >= context_length):
-        return context_length
-    if type(window) is not int or window < 1:
-        raise CheckpointError(f"sliding_window must be an integer of at least 1, got {window!r}")
-    _log.warning(
-        "the context is %d tokens and not %s: attention over a sliding_window of %d is full only within it",
-        window,
-        context_length,
-        window,
-    )
-    return window

@@ -12,7 +12,7 @@ from typing import Final
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.models.config import ModelConfig
-from minilab_gen.models.families import config_of
+from minilab_gen.models.config_json import config_of
 from minilab_gen.models.gguf_config import described_config, paired_heads
 from minilab_gen.models.gguf_header import GgufHeader, read_header
 from minilab_gen.models.gguf_tokenizer import GgufTokens
@@ -91,7 +91,7 @@ class GgufCheckpoint:
         except CheckpointError as error:
             raise error if str(self.path) in str(error) else CheckpointError(f"{self.path}: {error}") from error
         weights = GgufWeights(self._header, paired_heads(self._header, config))
-        weights.check((each.stored, each.shape) for each in stored_tensors(config))
+        weights.check((each.stored, each.stored_shape) for each in stored_tensors(config))
         self._spoken(config.vocab_size)
         return weights, config
 

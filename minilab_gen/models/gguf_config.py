@@ -161,9 +161,11 @@ def _embedding(header: GgufHeader) -> GgufTensor:
 
 
 def _biases(header: GgufHeader, known: _Architecture) -> dict[str, Any]:
-    """A Llama says by its tensors whether attention has biases; all other families have what they have."""
-    biased = known.name == "LlamaForCausalLM" and "blk.0.attn_q.bias" in header.tensors
-    return {"attention_bias": True} if biased else {}
+    """A Llama says by its tensors where it has biases; all other families have what they have."""
+    if known.name != "LlamaForCausalLM":
+        return {}
+    biased = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
+    return {key: True for key, tensor in biased.items() if tensor in header.tensors}
 
 
 def _window(header: GgufHeader, name: str) -> dict[str, Any]:

@@ -12,7 +12,16 @@ from dataclasses import asdict, fields
 from typing import Any, Final, NamedTuple
 
 from minilab_gen.errors import CheckpointError
-from minilab_gen.models.config import AnyScaling, LinearScaling, LongScaling, RopeScaling, YarnScaling
+from minilab_gen.models.layer_windows import layers_without_positions
+from minilab_gen.models.rope_config import (
+    AnyScaling,
+    LinearScaling,
+    LongScaling,
+    RopeConfig,
+    RopeScaling,
+    YarnScaling,
+)
+from minilab_gen.models.stored_config import StoredConfig
 from minilab_gen.request import shown
 
 _log = logging.getLogger(__name__)
@@ -22,10 +31,7 @@ ROPE_KEYS: Final = frozenset(
 )
 """Keys of ``config.json`` that are read here."""
 
-LAYER_TYPES: Final = frozenset({"chunked_attention", "full_attention", "linear_attention", "sliding_attention"})
-
-_DEFAULT_THETA: Final = 10_000.0
-"""What transformers takes where none is given, in all families that are served."""
+_LAYER_TYPES: Final = frozenset({"chunked_attention", "full_attention", "linear_attention", "sliding_attention"})
 
 _TRAINED_CONTEXT: Final = "original_max_position_embeddings"
 
@@ -47,59 +53,118 @@ _FOLLOWS: Final = {"yarn", "longrope"}
 """Types whose factor follows from both contexts where it is not given."""
 
 
-class Rope(NamedTuple):
-    """The base of rotary positions, how they are scaled, and for how many tokens that holds."""
+class _Rope(NamedTuple):
+    """Rotary positions, and for how many tokens they hold."""
 
-    theta: Any
-    scaling: AnyScaling | None
+    rope: RopeConfig
     context: Any
 
 
-def read_rope(stored: Mapping[str, Any], context: Any) -> Rope:
-    """What the content of ``config.json`` gives for a model that reads ``context`` tokens. Raises CheckpointError."""
-    rope = stored.get("rope_scaling") or stored.get("rope_parameters") or {}
-    if not isinstance(rope, dict):
-        raise CheckpointError(f"rope_scaling must be an object, got {rope!r}")
-    _check_whole(stored)
-    by_layer = {key: value for key, value in rope.items() if key in LAYER_TYPES and value is not None}
-    whole = {key: value for key, value in rope.items() if key not in LAYER_TYPES}
+def whole_heads(config: StoredConfig) -> dict[str, Any]:
+    """One rope for all layers and whole heads. Raises CheckpointError, as all of these."""
+    given = _scaling_of(config)
+    _check_whole(config.stored)
+    by_layer = {key: value for key, value in given.items() if key in _LAYER_TYPES and value is not None}
+    whole = {key: value for key, value in given.items() if key not in _LAYER_TYPES}
     if not by_layer:
-        return _read(whole, stored, context)
-    used = by_layer.get("full_attention")  # which every layer has in the families that are served
+        return _fields(_read(whole, config))
+    used = by_layer.get("full_attention")
     if not isinstance(used, dict):
         raise CheckpointError(f"rope_parameters must be given for full_attention, got {shown(sorted(by_layer))}")
-    found = _read(used, stored, context)
-    if (whole or not stored.get("layer_types")) and found != (other := _read(whole, stored, context)):
+    found = _read(used, config)
+    if (whole or not config.stored.get("layer_types")) and found != (other := _read(whole, config)):
         raise CheckpointError(
             f"rope_parameters must be the same for full_attention as for the whole model, got {_named(found)} and "
             f"{_named(other)}: transformers would use the latter"
         )
-    return found
+    return _fields(found)
 
 
-def _read(rope: Mapping[str, Any], stored: Mapping[str, Any], context: Any) -> Rope:
-    theta = _first(rope.get("rope_theta"), stored.get("rope_theta"), _DEFAULT_THETA)
-    kind = _first(rope.get("rope_type"), rope.get("type"), "default")
+def no_layer_turned(config: StoredConfig) -> dict[str, Any]:
+    """The same, with some layers that have none: SmolLM3."""
+    unturned = layers_without_positions(config)
+    return {**whole_heads(config), **({"unturned_layers": unturned} if unturned else {})}
+
+
+def partly_turned(config: StoredConfig) -> dict[str, Any]:
+    """One rope for all layers, of a share of each head: Phi-3, GPT-NeoX."""
+    given = {_ALIASES.get(key, key): value for key, value in _scaling_of(config).items()}
+    if config.stored.get("model_type") == "phi3":
+        kind = _first(given.get("rope_type"), given.pop("type", None))
+        given["rope_type"] = "longrope" if kind in ("su", "yarn") else kind  # of the first releases
+    found = _read(given, config, theta=_first(config["rotary_emb_base"], config["rope_theta"]))
+    share = _first(given.get("partial_rotary_factor"), config.first("partial_rotary_factor", "rotary_pct"), 1.0)
+    if type(share) not in (int, float) or not 0 < share <= 1:
+        raise CheckpointError(f"partial_rotary_factor must be above 0 and at most 1, got {shown(share)}")
+    width, heads = config["hidden_size"], config["num_attention_heads"]
+    head_dim = config["head_dim"] or (width // heads if type(width) is type(heads) is int and heads > 0 else 0)
+    dim = int(head_dim * share) if type(head_dim) is int else 0
+    return {**_fields(found), **({"rope_dim": dim} if share < 1 else {})}
+
+
+def by_layer_type(config: StoredConfig) -> dict[str, Any]:
+    """One rope for layers that see all positions, another one for those with a window: Gemma 3."""
+    by_layer = config.stored.get("rope_parameters") or {}
+    scaling = config.stored.get("rope_scaling") or {}
+    _check_whole(config.stored)
+    if not isinstance(by_layer, dict) or not set(by_layer) <= _LAYER_TYPES or not isinstance(scaling, dict):
+        raise CheckpointError(f"rope_parameters must be given by type of layer, got {shown(by_layer)}")
+    full, windowed = (by_layer.get(kind) or {} for kind in ("full_attention", "sliding_attention"))
+    whole = _read({**full, **scaling}, config)
+    local = _read(windowed, config, theta=config["rope_local_base_freq"])
+    return {**_fields(whole), **({"windowed_rope": local.rope} if local.rope != whole.rope else {})}
+
+
+def learned(_config: StoredConfig) -> dict[str, Any]:
+    """No rope: positions are embedded like tokens, as in GPT-2."""
+    return {"learned_positions": True, "rope_dim": 0}
+
+
+_ALIASES: Final = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
+
+
+def _scaling_of(config: StoredConfig) -> dict[str, Any]:
+    """What is said of the rope beside its base."""
+    given = config.stored.get("rope_scaling") or config.stored.get("rope_parameters") or {}
+    if not isinstance(given, dict):
+        raise CheckpointError(f"rope_scaling must be an object, got {given!r}")
+    return given
+
+
+def _fields(found: _Rope) -> dict[str, Any]:
+    return {"rope": found.rope, "context_length": found.context}
+
+
+def _read(given: Mapping[str, Any], config: StoredConfig, theta: Any = None) -> _Rope:
+    base = _first(given.get("rope_theta"), theta, config["rope_theta"])
+    kind = _first(given.get("rope_type"), given.get("type"), "default")
     if kind not in _KEYS:
         raise CheckpointError(f"the rope type must be one of {', '.join(_KEYS)}, got {kind!r}")
-    _check_whole(rope)
     known = {"rope_type", "type", "rope_theta", "partial_rotary_factor", _TRAINED_CONTEXT} | _KEYS[kind]
-    for key, value in rope.items():
+    for key, value in given.items():
         if key not in known and value is not None:
             raise CheckpointError(f"the key {key} is not understood in a rope of type {kind!r}: {shown(value)}")
+    context = config.context
     if kind in _PLAIN:
-        return Rope(theta, None, context)
-    trained = _first(stored.get(_TRAINED_CONTEXT), rope.get(_TRAINED_CONTEXT), context)  # as in transformers
-    given = {key: rope[key] for key in _KEYS[kind] if rope.get(key) is not None}
+        return _Rope(_rope(base, None), context)
+    trained = _first(config[_TRAINED_CONTEXT], given.get(_TRAINED_CONTEXT), context)  # as in transformers
+    numbers = {key: given[key] for key in _KEYS[kind] if given.get(key) is not None}
     try:
-        if kind in _FOLLOWS and "factor" not in given:
-            given["factor"] = context / trained
-        if missing := sorted(_KEYS[kind] - _MAY_LACK - given.keys()):
+        if kind in _FOLLOWS and "factor" not in numbers:
+            numbers["factor"] = context / trained
+        if missing := sorted(_KEYS[kind] - _MAY_LACK - numbers.keys()):
             raise CheckpointError(f"a rope of type {kind!r} must have {', '.join(missing)}")
-        scaling = _scaling(kind, given, trained)
+        scaling = _scaling(kind, numbers, trained)
     except (TypeError, ValueError, ZeroDivisionError) as error:
         raise CheckpointError(f"a rope of type {kind!r}: {error}") from error
-    return Rope(theta, scaling, _whole_context(scaling, given, context))
+    return _Rope(_rope(base, scaling), _whole_context(scaling, numbers, context))
+
+
+def _rope(theta: Any, scaling: AnyScaling | None) -> RopeConfig:
+    try:
+        return RopeConfig(theta, scaling)
+    except ValueError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def _scaling(kind: str, given: Mapping[str, Any], trained: Any) -> AnyScaling:
@@ -141,15 +206,19 @@ def described_scaling(scaling: AnyScaling | None) -> dict[str, Any] | None:
     return {"rope_type": scaling.kind, **given}
 
 
-def _check_whole(given: Mapping[str, Any]) -> None:
+def _check_whole(stored: Mapping[str, Any]) -> None:
     """Refuse positions that turn a part of a head."""
-    share = given.get("partial_rotary_factor")
-    if share not in (None, 1.0):
-        raise CheckpointError(f"partial_rotary_factor must be 1.0, got {share!r}")
+    ropes = [stored.get("rope_scaling"), stored.get("rope_parameters")]
+    by_layer = [value for rope in ropes if isinstance(rope, dict) for value in rope.values()]
+    for given in (stored, *ropes, *by_layer):
+        share = given.get("partial_rotary_factor") if isinstance(given, Mapping) else None
+        if share not in (None, 1.0):
+            raise CheckpointError(f"partial_rotary_factor must be 1.0, got {share!r}")
 
 
-def _named(rope: Rope) -> str:
-    return f"rope_theta {rope.theta}" + ("" if rope.scaling is None else f" scaled by {rope.scaling.factor}")
+def _named(found: _Rope) -> str:
+    theta, scaling = found.rope.theta, found.rope.scaling
+    return f"rope_theta {theta}" + ("" if scaling is None else f" scaled by {scaling.factor}")
 
 
 def _first(*values: Any) -> Any:

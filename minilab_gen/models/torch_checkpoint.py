@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from minilab_gen.models.checkpoint import open_checkpoint
+from minilab_gen.models.checkpoint import open_checkpoint, read_tensor
+from minilab_gen.models.config_json import described
 from minilab_gen.models.decoder import MiniLabModel
-from minilab_gen.models.families import described
 from minilab_gen.models.tensors import stored_tensors
 from minilab_gen.models.weights import SINGLE_FILE, RawTensor
 from minilab_gen.text.tokenizer import END_OF_TEXT, Tokenizer
@@ -28,7 +28,7 @@ def read_model(folder: str | Path) -> MiniLabModel:
     with torch.no_grad():
         for each in stored_tensors(config):
             rows = slice(each.first, each.first + each.shape[0])
-            model.get_parameter(each.parameter)[rows] = _tensor(files.read(each.stored, each.shape[0]))
+            model.get_parameter(each.parameter)[rows] = _tensor(read_tensor(files, each))
     return model.eval()
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from minilab_gen.errors import CheckpointError
@@ -19,6 +20,7 @@ from minilab_gen.impostors import impostor
 from minilab_gen.json_file import read_json
 from minilab_gen.models.other_weights import check_that_nothing_else_holds_weights
 from minilab_gen.models.tensor_names import plain_names
+from minilab_gen.models.tensors import Cut
 
 SINGLE_FILE = "model.safetensors"
 INDEX_FILE = "model.safetensors.index.json"
@@ -53,6 +55,13 @@ class RawTensor:
     def is_contiguous(self) -> bool:
         """It is: files hold tensors row by row."""
         return True
+
+    def part(self, cut: Cut | None) -> RawTensor:
+        """What is cut out of it; itself where nothing is."""
+        if cut is None:
+            return self
+        taken = np.ascontiguousarray(cut(np.frombuffer(self.numbers, f"u{_BYTES[self.dtype]}").reshape(self.shape)))
+        return RawTensor(bytearray(taken.data.cast("B")), self.dtype, taken.shape)
 
 
 class _Place(NamedTuple):

@@ -28,7 +28,7 @@ class TokenEvent(NamedTuple):
     number: int
     token_id: int
     text: str
-    """What became printable with it; often empty inside a character of several bytes."""
+    """What became printable with it; often empty inside a character of several bytes or a stop text."""
 
     def to_fields(self) -> Fields:
         return {"id": str(self.token_id), "text": self.text}
@@ -46,13 +46,15 @@ class EndEvent:
     """Tokens of the answer, a stop token included."""
     prompt_tokens: int
     text: str = ""
-    """U+FFFD where the answer was cut inside a character."""
+    """U+FFFD where the answer was cut inside a character; what could have become a stop text and did not."""
     stop_id: int | None = None
     """The id that ended it, for ``stop``."""
     error: str | None = None
     """What went wrong, for ``error``."""
     phase: Literal["waiting", "running"] | None = None
     """When the time ran out, for ``timeout``."""
+    stop_text: str | None = None
+    """The text that ended it, for ``stop``."""
 
     @property
     def number(self) -> int:
@@ -120,4 +122,5 @@ def _decode_end(fields: Fields, number: int) -> EndEvent:
         stop_id=int(fields["stop_id"]) if "stop_id" in fields else None,
         error=fields.get("error"),
         phase="waiting" if phase == "waiting" else "running" if phase == "running" else None,
+        stop_text=fields.get("stop_text"),
     )

@@ -8,6 +8,7 @@ from typing import Any
 
 from minilab_gen.protocol.events import EndEvent, EndReason, Event, TokenEvent
 from minilab_gen.request import GenerationRequest
+from minilab_gen.text.stop_texts import StopTexts
 from minilab_gen.text.stream_decoder import StreamDecoder
 from minilab_gen.text.tokenizer import Tokenizer
 
@@ -23,9 +24,10 @@ class Transcript:
     ) -> None:
         """``events`` are those that the stream holds already."""
         self._prompt, self._stop_ids = (request.prompt, request.stop_ids) if request else ((), ())
+        self._stop, self._include_stop = (request.stop, request.include_stop) if request else ((), False)
         self._tokenizer = tokenizer
-        self.events: list[Event] = list(events)
-        self._decoder = self._decoder_after(self.events)
+        self.events: list[Event] = []
+        self.restart(events)
 
     @property
     def prompt_tokens(self) -> int:
@@ -52,20 +54,27 @@ class Transcript:
         """The answer so far."""
         return "".join([event.text for event in self.events])
 
+    def has_stopped(self) -> bool:
+        """Whether a stop text is complete: the answer has ended, and no token may follow."""
+        return self._stops is not None and self._stops.found is not None
+
     def add(self, token_id: int) -> TokenEvent:
         """Append the event of the next token."""
         assert self._decoder is not None, "a job without a request has no tokens"
         text = "" if token_id in self._stop_ids else self._decoder.push(token_id)
+        if self._stops is not None:
+            text = self._stops.push(text)
         event = TokenEvent(len(self.events) + 1, token_id, text)
         self.events.append(event)
         return event
 
     def close(self, reason: EndReason, **details: Any) -> EndEvent:
-        """Append the terminal event, with what text is left."""
+        """Append the terminal event, with what text is left.
+
+        Its reason is ``stop`` where a whole answer holds a stop text, also in what is left of it.
+        """
         assert self.end is None, "a transcript ends once"
-        end = EndEvent(reason, len(self.events), self.prompt_tokens, text=self._rest(), **details)
-        self.events.append(end)
-        return end
+        return self._append_end(EndEvent(reason, len(self.events), self.prompt_tokens, **details))
 
     def adopt(self, stream: list[Event]) -> None:
         """Go on from what the stream holds, to which another worker may have written.
@@ -78,12 +87,16 @@ class Transcript:
         elif self.end is not None and len(stream) >= self.end.number:
             end = self.end
             self.restart(stream)
-            self.events.append(replace(end, tokens=len(stream), text=self._rest()))
+            reason = "stop" if self.has_stopped() else end.reason
+            self._append_end(replace(end, reason=reason, tokens=len(stream)))
 
     def restart(self, events: Iterable[Event]) -> None:
         """Begin again behind these events."""
         self.events = list(events)
-        self._decoder = self._decoder_after(self.events)
+        self._decoder = self._tokenizer.decoder(self._prompt) if self._tokenizer else None
+        self._stops = StopTexts(self._stop, include=self._include_stop) if self._stop else None
+        if self._decoder is not None:
+            self._read(self._decoder, self.ids)
 
     def drop_decoder(self) -> None:
         """Add no more text: the decoder failed."""
@@ -95,14 +108,20 @@ class Transcript:
         assert end is not None, "a result is asked of a job that has ended"
         return {"ids": self.ids} | end.to_json() | {"text": self.text}
 
-    def _rest(self) -> str:
-        return self._decoder.flush() if self._decoder else ""
+    def _read(self, decoder: StreamDecoder, ids: Iterable[int]) -> None:
+        """Have what tells the text of the next token see the tokens before it."""
+        for token_id in ids:
+            text = "" if token_id in self._stop_ids else decoder.push(token_id)
+            if self._stops is not None:
+                self._stops.push(text)
 
-    def _decoder_after(self, events: Iterable[Event]) -> StreamDecoder | None:
-        """A decoder that has seen these tokens."""
-        decoder = self._tokenizer.decoder(self._prompt) if self._tokenizer else None
-        if decoder is not None:
-            for event in events:
-                if isinstance(event, TokenEvent) and event.token_id not in self._stop_ids:
-                    decoder.push(event.token_id)
-        return decoder
+    def _append_end(self, end: EndEvent) -> EndEvent:
+        end = replace(end, text=self._rest())
+        if end.succeeded and self._stops is not None and self._stops.found is not None:
+            end = EndEvent("stop", end.tokens, end.prompt_tokens, end.text, stop_text=self._stops.found)
+        self.events.append(end)
+        return end
+
+    def _rest(self) -> str:
+        text = self._decoder.flush() if self._decoder else ""
+        return text if self._stops is None else self._stops.push(text) + self._stops.flush()

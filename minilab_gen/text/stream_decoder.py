@@ -95,13 +95,6 @@ class PieceRules:
         byte = _byte_named(piece) if self.byte_tokens else None
         return piece if byte is None else byte
 
-    def text_anywhere(self, piece: str) -> str | None:
-        """The text that a piece adds wherever it stands; None for a byte, and for one that may lose a space."""
-        read = self.read(piece)
-        if isinstance(read, int) or (self.strips and read.startswith(self.stripped)):
-            return None
-        return None if self.dropped_from_first and self.dropped_from_first in piece else read
-
 
 class PieceDecoder:
     """The decoder of pieces. A row of byte tokens is held back to its end.

@@ -93,16 +93,6 @@ class Tokenizer:
         found: int | None = self._library.token_to_id(token)
         return found
 
-    def id_of_text(self, text: str) -> int | None:
-        """The one token that adds exactly this text, wherever it stands in an answer; None where there is none."""
-        ids = self.encode(text, bare=True)
-        piece = self._piece(ids[0]) if len(ids) == 1 else None
-        if piece is None:
-            return None
-        if self._rules is None:
-            return ids[0] if bytes_of(piece) == text.encode() else None
-        return ids[0] if self._rules.text_anywhere(piece) == text else None
-
     def is_special(self, token_id: int) -> bool:
         """Whether an id is that of a special token, which adds no text."""
         return bool(self._is_special.get(token_id))

@@ -16,7 +16,9 @@ from minilab_gen.errors import StreamError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, Event, RawEntry, TokenEvent, decode_entry
 from minilab_gen.protocol.streams import check_unbroken
+from minilab_gen.protocol.transcript import Transcript
 from minilab_gen.request import GenerationRequest
+from minilab_gen.text.tokenizer import get_tokenizer
 
 _SUCCESS: Final = ("stop", "length", "context")
 _STATUS: Final = {"cancelled": "canceled", "timeout": "failed", "error": "failed"}
@@ -134,6 +136,8 @@ class Audit:
             self.findings.different.append(f"{job.job_id}: ended with {end.to_json()}")
         elif not right:
             self.findings.different.append(f"{job.job_id}: {len(tokens)} tokens are not those of generate")
+        elif job.request and end.reason in _SUCCESS and events != _written(job.request, tokens, end):
+            self.findings.different.append(f"{job.job_id}: its texts or its end are not those of its tokens")
 
     def _expired_leases(self, job_id: str) -> int:
         return int(self._connection.get(keys.expired_leases(job_id)) or 0)
@@ -154,6 +158,15 @@ class Audit:
         known = self._statuses[status]
         self.findings.left += [f"{job_id} is registered as {status} and is not" for job_id in registered - known]
         known -= registered
+
+
+def _written(request: GenerationRequest, tokens: list[int], end: EndEvent) -> list[Event]:
+    """The stream of these tokens, as one worker alone writes it."""
+    transcript = Transcript(request, get_tokenizer())
+    for token_id in tokens:
+        transcript.add(token_id)
+    transcript.close(end.reason, stop_id=end.stop_id)
+    return transcript.events
 
 
 def _text(raw: Any) -> str:

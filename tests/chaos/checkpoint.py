@@ -14,6 +14,7 @@ from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.torch_checkpoint import write_checkpoint
+from minilab_gen.protocol.transcript import Transcript
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.tokenizer import get_tokenizer
 
@@ -45,11 +46,15 @@ def write_slow_checkpoint(folder: Path, n_layer: int = _CONFIG.n_layer) -> Path:
 
 
 def references(checkpoint: Path, requests: Iterable[GenerationRequest]) -> dict[GenerationRequest, list[int]]:
-    """What ``generate`` answers to each request alone."""
+    """What ``generate`` answers to each request alone, up to its stop text."""
     model = load(checkpoint, threads=1)  # more only get into each other's way with matrices this small
     return {request: _answer(model, request) for request in requests}
 
 
 def _answer(model: KernelModel, request: GenerationRequest) -> list[int]:
-    steps = generate(model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids)
-    return [step.token_id for step in steps]
+    transcript = Transcript(request, get_tokenizer())
+    for step in generate(model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids):
+        transcript.add(step.token_id)
+        if transcript.has_stopped():
+            break
+    return transcript.ids

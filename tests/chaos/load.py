@@ -68,7 +68,8 @@ def _random_request(dice: random.Random) -> GenerationRequest:
     )
     prompt = tuple(dice.randrange(VOCABULARY) for _ in range(dice.choice([1, 3, 10, 40])))
     length = dice.choice([1, 5, 20, 60, 100, 100, 1000])
-    return GenerationRequest(prompt, length, settings, stop_ids=(dice.randrange(VOCABULARY),))
+    stop = dice.choice([(), (), (), ("en",), ("qu", "é")])
+    return GenerationRequest(prompt, length, settings, stop_ids=(dice.randrange(VOCABULARY),), stop=stop)
 
 
 def plan(dice: random.Random, pool: list[GenerationRequest], jobs_wanted: int, seconds: float) -> list[PlannedJob]:

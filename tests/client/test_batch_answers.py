@@ -115,19 +115,35 @@ def test_an_answer_in_openais_form_has_its_fields_and_the_seed(
     }
 
 
-def test_a_stop_text_cuts_what_the_model_would_have_said_without_it(
+def test_lines_end_at_their_stop_texts_and_the_others_go_on(
     file: Path, out: Path, start_worker: Callable[..., Worker], served: ServedModel
 ) -> None:
     start_worker()
-    (line,) = good_lines(write_lines(file, openai("a", seed=1, max_tokens=40)), model_of(served))
-    whole = served.tokenizer.decode(reference_ids(served, line.request))
-    stop = whole[30:33]
-    write_lines(file, openai("a", seed=1, max_tokens=40, stop=stop))
+    plain = [own(f"own-{n}", seed=n, temperature=1, max_new_tokens=40) for n in range(6)]
+    plain += [openai(f"openai-{n}", seed=n, max_tokens=40) for n in range(6)]
+    lines = good_lines(write_lines(file, *plain), model_of(served))
+    texts = [served.tokenizer.decode(reference_ids(served, line.request)) for line in lines]
+    stops = [text[20 + n : 23 + n] if n % 3 else None for n, text in enumerate(texts)]
+    for line, stop in zip(plain, stops, strict=True):
+        line.get("body", line)["stop"] = stop
 
-    batch(file, out)
+    batch(write_lines(file, *plain), out)
 
-    (choice,) = records(out)[0]["response"]["body"]["choices"]
-    assert (choice["text"], choice["finish_reason"]) == (whole[: whole.index(stop)], "stop")
+    answers = {record["custom_id"]: record for record in records(out)}
+    for line, text, stop in zip(plain, texts, stops, strict=True):
+        answer = answers[line["custom_id"]]
+        shown = text if stop is None else text[: text.index(stop)]
+        if "body" not in line:
+            end = "length" if stop is None else "stop"
+            assert (answer["text"], answer["end"], answer.get("stop_text")) == (shown, end, stop)
+            assert len(answer["ids"]) == answer["tokens"]
+            continue
+        body = answer["response"]["body"]
+        (choice,) = body["choices"]
+        reason = "length" if stop is None else "stop"
+        assert (choice["text"], choice["finish_reason"], choice.get("stop_reason")) == (shown, reason, stop)
+        assert len(choice["token_ids"]) == body["usage"]["completion_tokens"]
+        assert (body["usage"]["completion_tokens"] < 40) == (stop is not None)
 
 
 def test_bad_lines_cost_the_good_ones_nothing(

@@ -142,9 +142,12 @@ def test_a_line_that_breaks_a_rule_is_told_which(file: Path, line: dict[str, Any
         (openai("a", stop_token_ids=[2048]), "stop_token_ids must be below 2048"),
         (openai("a", stop_token_ids=[[4]]), "stop_token_ids must hold integers of at least 0, got [4]"),
         (openai("a", stop_token_ids=4), "stop_token_ids must be a list of token ids, got 4"),
-        (openai("a", stop=["a", "b", "c", "d", "e"]), "stop must be a text or up to 4 of them"),
-        (openai("a", stop=[""]), "stop must hold texts of at least one whole character, got ''"),
-        (openai("a", stop=7), "stop must be a text or up to 4 of them, got 7"),
+        (openai("a", stop=["a"] * 17), "stop must hold at most 16 texts, got 17"),
+        (openai("a", stop=[""]), "stop must hold texts of 1 to 256 characters, got '' at position 0"),
+        (openai("a", stop=["a", "\ud83d"]), "stop must hold texts of whole characters, got '\\ud83d' at position 1"),
+        (openai("a", stop=7), "stop must be a text or a list of texts, got 7"),
+        (openai("a", include_stop=True), "got 'include_stop'"),
+        (openai("a", include_stop_str_in_output=1), "include_stop_str_in_output must be true or false, got 1"),
         ({**openai("a"), "body": {}}, "prompt must be one text or one list of token ids, got None"),
         ({**openai("a"), "body": {"prompt": ["a", "b"]}}, "prompt must be one text or one list of token ids"),
         ({**openai("a"), "body": {"prompt": [[5], [6]]}}, "prompt must be one text or one list of token ids"),
@@ -224,6 +227,7 @@ def test_the_seed_of_a_greedy_line_is_told_only_where_it_was_given(file: Path) -
         own("a", temperature=0.8, top_k=2047),
         own("a", temperature=0.8, seed=1),
         own("a", temperature=0.8, stop_ids=[]),
+        own("a", temperature=0.8, stop=","),
         openai("a", max_tokens=64, temperature=0.8),
     ],
 )
@@ -239,9 +243,16 @@ def test_how_a_line_is_written_makes_no_other_request_of_it(file: Path) -> None:
     assert same.digest == line.digest
 
 
-def test_a_stop_text_that_is_one_token_ends_the_job_at_once(file: Path) -> None:
-    comma = asked_model().tokenizer.encode(",")[0]
+def test_stop_texts_are_given_as_one_or_several(file: Path) -> None:
+    for form in (own, openai):
+        assert line_of(file, form("a", stop=", ")).request.stop == (", ",)
+        assert line_of(file, form("a", stop=[", ", "\n"])).request.stop == (", ", "\n")
+        assert line_of(file, form("a", stop=None)).request.stop == ()
+    assert line_of(file, own("a", stop=",", include_stop=True)).request.include_stop
+    assert line_of(file, openai("a", stop=",", include_stop_str_in_output=True)).request.include_stop
 
-    assert line_of(file, openai("a", stop=",")).request.stop_ids == (0, comma)
-    assert line_of(file, openai("a", stop=["<|im_end|>"])).request.stop_ids == (0, 2)
-    assert line_of(file, openai("a", stop=["Passepartout ne"])).request.stop_ids == (0,)
+
+def test_a_stop_text_that_names_a_special_token_is_a_stop_id_too(file: Path) -> None:
+    for form in (own, openai):
+        assert line_of(file, form("a", stop=["<|im_end|>", ","])).request.stop_ids == (0, 2)
+        assert line_of(file, form("a", stop=[","])).request.stop_ids == (0,)

@@ -72,6 +72,26 @@ def rendered(*said: str, system: str | None = None) -> list[int]:
     return FORMAT.prompt(Conversation.of([*first, *turns]), get_tokenizer())
 
 
+def test_an_answer_ends_before_a_stop_text(service: OwnService, url: str) -> None:
+    said = b"Bonjour\n"
+    before = jobs(service)
+    whole, stopped = (
+        subprocess.run(
+            [sys.executable, "-m", "minilab_client", "chat", "--max-new-tokens", "30", *stop],
+            input=said,
+            env=environment(url),
+            capture_output=True,
+            check=True,
+            timeout=LIMIT,
+        ).stdout.decode()
+        for stop in ([], ["--stop", "<|im_end|>", "--stop", "e"])
+    )
+
+    assert (whole.count("e") > 0, stopped) == (True, whole[: whole.index("e")] + "\n")
+    asked = request_of(fetch(service.connection, jobs(service)[len(before) + 1]))
+    assert (asked.stop, asked.stop_ids[-1]) == (("<|im_end|>", "e"), 2)
+
+
 def test_each_answer_is_given_with_all_that_was_said_before(service: OwnService, url: str) -> None:
     before = jobs(service)
     with Terminal(url, "chat", "--max-new-tokens", "8", "--system", "Be brief.") as terminal:

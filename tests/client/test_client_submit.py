@@ -49,6 +49,21 @@ def test_a_text_reaches_the_queue_as_ids(connection: redis.Redis) -> None:
     assert (len(request.prompt), request.max_new_tokens, request.stop_ids) == (2, 9, (3, 4))
 
 
+def test_stop_texts_and_stop_ids_are_told_apart(connection: redis.Redis) -> None:
+    client("submit", "Phileas", "--stop", "5", "--stop", "\n", "--stop-id", "6", "--include-stop", "--job-id", "x")
+
+    request = request_of(fetch(connection, "x"))
+    assert (request.stop, request.stop_ids, request.include_stop) == (("5", "\n"), (6,), True)
+
+
+@pytest.mark.parametrize("prompt", [["Phileas Fogg"], ["--ids", "5,12"]])
+def test_a_stop_text_that_names_a_special_token_is_a_stop_id_too(connection: redis.Redis, prompt: list[str]) -> None:
+    client("submit", *prompt, "--stop", "<|im_end|>", "--stop", ",", "--job-id", "x")
+
+    request = request_of(fetch(connection, "x"))
+    assert (request.stop, request.stop_ids) == (("<|im_end|>", ","), (0, 2))
+
+
 @pytest.mark.parametrize("command", [submit, chat])
 def test_every_setting_of_a_request_has_an_option_of_its_name(command: click.Command) -> None:
     assert {option.name for option in command.params} >= set(SETTING_FIELDS)

@@ -90,6 +90,10 @@ def test_a_bad_job_id_is_refused_before_a_connection_is_made(monkeypatch: pytest
         ("--max-new-tokens", "0"),
         ("--timeout", "0"),
         ("--stop-id", "-1"),
+        ("--stop", ""),
+        ("--stop", "a" * 257),
+        ("--stop", "\udcff"),
+        tuple(["--stop", "a"] * 17),
         ("--model", "a.low"),
     ],
 )

@@ -104,6 +104,16 @@ def test_the_exit_code_tells_how_the_job_ended(
     assert result.stderr.count("\n") == bool(said)
 
 
+def test_every_reader_is_told_the_stop_text(connection: redis.Redis) -> None:
+    run(connection, "x", ["was", ""], "stop", stop_text="\n\nÀ")
+
+    ends = [events(client(command, "x", "--json"))[-1] for command in ("tail", "result", "status")]
+
+    assert [(end["end"], end["stop_text"], end["tokens"]) for end in ends] == [("stop", "\n\nÀ", 2)] * 3
+    assert client("result", "x").stdout == client("tail", "x").stdout == "was\n"
+    assert 'end      stop ("\\n\\nÀ")\n' in client("status", "x").stdout
+
+
 def test_a_job_that_failed_before_its_first_token_prints_nothing(connection: redis.Redis) -> None:
     run(connection, "x", [], "error", error="no reason")
 

@@ -110,6 +110,20 @@ def test_another_end_is_named(server: redis.Redis, job: str) -> None:
     )
 
 
+def test_another_stop_text_is_named(server: redis.Redis, start_worker: StartWorker) -> None:
+    start_worker()
+    whole = "".join(event.text for event in read_stream(server, finished(server, [REQUEST])[0]))
+    (job_id,) = finished(server, [replace(REQUEST, stop=(whole[20:23],))])
+    *tokens, ended = read_stream(server, job_id)
+    assert isinstance(ended, EndEvent)
+    rewrite(server, job_id, [*tokens, replace(ended, stop_text="forged")])
+
+    assert message(client("verify", job_id)) == (
+        1,
+        f"the end differs in its stop_text: stored 'forged', recomputed {ended.stop_text!r}",
+    )
+
+
 @pytest.mark.parametrize(
     ("entries", "words"),
     [

@@ -42,6 +42,18 @@ async def read_async(job_id: str, after: int = 0) -> list[Event]:
     return [event async for event in minilab_gen.tail_async(job_id, after)]
 
 
+def test_an_answer_ends_before_a_stop_text(server: redis.Redis, start_worker: StartWorker) -> None:
+    start_worker()
+    whole = finished(minilab_gen.submit("Phileas Fogg", max_new_tokens=30)).text
+    stop = whole[20:23]
+
+    for given in (stop, ["\0", stop]):
+        found = finished(minilab_gen.submit("Phileas Fogg", max_new_tokens=30, stop=given))
+        assert (found.text, found.end.reason, found.end.stop_text) == (whole[: whole.index(stop)], "stop", stop)
+        assert len(found.ids) == found.end.tokens < 30
+    assert finished(minilab_gen.submit("Phileas Fogg", max_new_tokens=30, stop=None)).text == whole
+
+
 def test_a_text_is_continued_as_the_reference_does(
     server: redis.Redis, served: ServedModel, start_worker: StartWorker
 ) -> None:

@@ -20,8 +20,8 @@ from minilab_gen.generate import generate
 from minilab_gen.kernels.decoder import WEIGHT_TYPES
 from minilab_gen.kernels.library import numerics
 from minilab_gen.models.checkpoint import fingerprint, load, read_stop_ids
-from minilab_gen.models.config import LinearScaling, LongScaling, RopeScaling, YarnScaling
 from minilab_gen.models.kernel_model import KernelModel
+from minilab_gen.models.rope_config import LinearScaling, LongScaling, RopeConfig, RopeScaling, YarnScaling
 from minilab_gen.models.torch_checkpoint import read_model, write_checkpoint
 
 TRAITS: dict[str, dict[str, Any]] = {
@@ -30,10 +30,10 @@ TRAITS: dict[str, dict[str, Any]] = {
     "all-biased": {"qkv_bias": True, "output_bias": True},
     "normed": {"head_norm": True},
     "own-heads": {"own_head_dim": 24},
-    "scaled": {"rope_scaling": RopeScaling(8.0, 1.0, 4.0, 16)},
-    "linear": {"rope_scaling": LinearScaling(4.0)},
-    "yarn": {"rope_scaling": YarnScaling(4.0, 16, beta_fast=8.0, truncate=False)},
-    "longrope": {"rope_scaling": LongScaling((1.0, 1.5, 2.0, 4.0) * 3, 4.0, 16), "own_head_dim": 24},
+    "scaled": {"rope": RopeConfig(scaling=RopeScaling(8.0, 1.0, 4.0, 16))},
+    "linear": {"rope": RopeConfig(scaling=LinearScaling(4.0))},
+    "yarn": {"rope": RopeConfig(scaling=YarnScaling(4.0, 16, beta_fast=8.0, truncate=False))},
+    "longrope": {"rope": RopeConfig(scaling=LongScaling((1.0, 1.5, 2.0, 4.0) * 3, 4.0, 16)), "own_head_dim": 24},
 }
 """What families have of their own, one at a time."""
 

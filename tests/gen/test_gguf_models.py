@@ -26,7 +26,8 @@ from support.tokenizer_kinds import llama_2, llama_3, qwen
 from minilab_gen.errors import CheckpointError
 from minilab_gen.generate import generate
 from minilab_gen.models.checkpoint import fingerprint, load, read_stop_ids, stamps
-from minilab_gen.models.config import LinearScaling, LongScaling, ModelConfig, RopeScaling, YarnScaling
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.rope_config import LinearScaling, LongScaling, RopeScaling, YarnScaling
 from minilab_gen.models.source import checkpoint_of
 from minilab_gen.models.torch_checkpoint import read_model
 
@@ -74,6 +75,7 @@ CASES = {
         _llama_3,
     ),
     "llama with biases": Case(Kind("Llama", {"attention_bias": True, "head_dim": 24}), _pieces),
+    "llama with biases everywhere": Case(Kind("Llama", {"attention_bias": True, "mlp_bias": True}), _llama_3),
     "qwen 2": Case(Kind("Qwen2", {"num_key_value_heads": 2, "rope_theta": 1_000_000.0}), _qwen),
     "qwen 3 of few bits": Case(
         Kind("Qwen3", {"head_dim": 32, "tie_word_embeddings": True, **_WIDE}), _qwen, Content(_mixed)
@@ -81,10 +83,9 @@ CASES = {
 }
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES.keys())
+@pytest.fixture(params=CASES)
 def case(request: pytest.FixtureRequest) -> Case:
-    found: Case = request.param
-    return found
+    return CASES[request.param]
 
 
 def theirs(model: Any, ids: list[int], columns: int) -> torch.Tensor:
@@ -215,7 +216,7 @@ def test_divisors_of_llama_3_turn_positions_as_its_config_does(tmp_path: Path, t
     ours = load(written.path, threads=1)
     ids = [index * 7 % 330 for index in range(CONTEXT)]
 
-    assert type(ours.config.rope_scaling) is known
+    assert type(ours.config.rope.scaling) is known
     assert (ours(torch.tensor([ids]))[0][0] - theirs(written.model, ids, 330)).abs().max() < 1e-4
 
 
@@ -235,7 +236,7 @@ def test_scaled_positions_are_those_of_a_config(tmp_path: Path, keys: dict[str, 
     given = {f"llama.rope.scaling.{key}": value for key, value in keys.items()}
     written = write_gguf(tmp_path / "model.gguf", Kind("Llama"), _llama_3(), Content(keys=given))
 
-    assert load(written.path, threads=1).config.rope_scaling == scaling
+    assert load(written.path, threads=1).config.rope.scaling == scaling
 
 
 def test_numbers_are_the_decimal_ones_of_the_folder(tmp_path: Path) -> None:
@@ -246,11 +247,11 @@ def test_numbers_are_the_decimal_ones_of_the_folder(tmp_path: Path) -> None:
     assert config == ModelConfig(330, CONTEXT, 2, 8, 4, 64, 80, norm_eps=1e-5, tied_embeddings=False)
 
 
-def test_a_window_makes_a_llama_a_mistral_whose_context_it_is(tmp_path: Path) -> None:
+def test_a_window_makes_a_llama_a_mistral(tmp_path: Path) -> None:
     content = Content(keys={"llama.attention.sliding_window": 40})
     written = write_gguf(tmp_path / "model.gguf", Kind("Llama"), _llama_3(), content)
 
-    assert load(written.path, threads=1).config.context_length == 40
+    assert load(written.path, threads=1).config.windows == (40, 40)
 
 
 @pytest.mark.parametrize(

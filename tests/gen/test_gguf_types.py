@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import gguf
 import numpy as np
@@ -13,12 +14,13 @@ from minilab_gen.errors import CheckpointError
 from minilab_gen.models.gguf_header import read_header
 from minilab_gen.models.gguf_types import TYPES
 from minilab_gen.models.gguf_weights import GgufWeights
+from minilab_gen.models.weights import RawTensor
 
 ROWS, COLUMNS = 37, 512
 UNREAD = [number for number in [*range(41), 999] if number not in TYPES]
 
 
-def packed(kind: gguf.GGMLQuantizationType, columns: int = COLUMNS) -> np.ndarray:
+def packed(kind: gguf.GGMLQuantizationType, columns: int = COLUMNS) -> Any:
     """Random bytes of a type, whatever numbers they are."""
     block, size = gguf.GGML_QUANT_SIZES[kind]
     draw = np.random.default_rng(int(kind))
@@ -33,14 +35,13 @@ def weights(path: Path, tensors: dict[str, tuple[int, int, bytes]]) -> GgufWeigh
     return GgufWeights(read_header(path))
 
 
-def bits(read: object) -> np.ndarray:
+def bits(read: RawTensor) -> Any:
     """What was read, as the bits of float32."""
-    numbers = np.frombuffer(read.numbers, {"float32": np.uint32}.get(read.dtype, np.uint16))  # type: ignore[attr-defined]
-    if read.dtype == "bfloat16":  # type: ignore[attr-defined]
-        return numbers.astype(np.uint32) << 16
-    if read.dtype == "float16":  # type: ignore[attr-defined]
-        return numbers.view(np.float16).astype(np.float32).view(np.uint32)
-    return numbers
+    if read.dtype == "bfloat16":
+        return np.frombuffer(read.numbers, np.uint16).astype(np.uint32) << 16
+    if read.dtype == "float16":
+        return np.frombuffer(read.numbers, np.float16).astype(np.float32).view(np.uint32)
+    return np.frombuffer(read.numbers, np.uint32)
 
 
 @pytest.mark.parametrize("kind", TYPES.values(), ids=lambda kind: kind.name)

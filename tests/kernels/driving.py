@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from minilab_gen.kernels.decoder import Decoder, WeightType
-from minilab_gen.models.config import LinearScaling, ModelConfig, RopeScaling, YarnScaling
+from minilab_gen.kernels.decoder import Decoder, WeightType, rope_of
+from minilab_gen.kernels.library import check, library
+from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.rope_config import LinearScaling, LongScaling, RopeConfig, RopeScaling, YarnScaling
 
 Logits = dict[tuple[int, int], Tensor]
 """Of each sequence and position, (vocab,)."""
@@ -23,14 +28,54 @@ TINY = ModelConfig(
 KINDS: Mapping[str, ModelConfig] = {
     "odd": TINY,
     "llama": replace(TINY, vocab_size=96, d_model=64, d_hidden=80, n_head=4, n_kv_head=1, own_head_dim=16),
-    "llama-3": replace(TINY, rope_scaling=RopeScaling(8.0, 1.0, 4.0, 32), rope_theta=500_000.0, tied_embeddings=False),
-    "yarn": replace(TINY, rope_scaling=YarnScaling(4.0, 16), rope_theta=1_000_000.0),
-    "linear": replace(TINY, rope_scaling=LinearScaling(4.0)),
+    "llama-3": replace(TINY, rope=RopeConfig(500_000.0, RopeScaling(8.0, 1.0, 4.0, 32)), tied_embeddings=False),
+    "yarn": replace(TINY, rope=RopeConfig(1_000_000.0, YarnScaling(4.0, 16))),
+    "linear": replace(TINY, rope=RopeConfig(scaling=LinearScaling(4.0))),
+    "longrope": replace(TINY, rope=RopeConfig(scaling=LongScaling((1.0, 1.5, 4.0), 4.0, 16)), rope_dim=6),
     "mistral": replace(TINY, own_head_dim=24, tied_embeddings=False),
     "qwen-2": replace(TINY, qkv_bias=True),
     "biased": replace(TINY, qkv_bias=True, output_bias=True, tied_embeddings=False),
     "qwen-3": replace(TINY, own_head_dim=32, head_norm=True),
     "single": replace(TINY, n_head=5, n_kv_head=1, own_head_dim=4),
+    "window": replace(TINY, windows=(5, 17)),
+    "gemma-3": replace(
+        TINY,
+        gain_from_one=True,
+        post_norm=True,
+        head_norm=True,
+        activation="gelu_tanh",
+        windows=(7, None),
+        windowed_rope=RopeConfig(100.0),
+        embedding_scale=6.0,
+        attention_scale=0.2,
+    ),
+    "smollm-3": replace(TINY, unturned_layers=(1,), feed_forward_bias=True, output_bias=True, qkv_bias=True),
+    "granite": replace(TINY, embedding_scale=12.0, residual_scale=0.22, attention_scale=0.015625, logit_divisor=8.0),
+    "olmo-2": replace(TINY, pre_norm=False, post_norm=True, row_norm=True, tied_embeddings=False),
+    "phi-3": replace(TINY, rope_dim=8, windows=(9, 9)),
+    "gpt-2": replace(
+        TINY,
+        rope_dim=0,
+        learned_positions=True,
+        layer_norm=True,
+        qkv_bias=True,
+        output_bias=True,
+        feed_forward_bias=True,
+        gated=False,
+        activation="gelu_tanh",
+    ),
+    "gpt-neox": replace(
+        TINY,
+        rope_dim=4,
+        layer_norm=True,
+        qkv_bias=True,
+        output_bias=True,
+        feed_forward_bias=True,
+        gated=False,
+        activation="gelu",
+        parallel=True,
+        tied_embeddings=False,
+    ),
 }
 """A small model of each family and of awkward sizes."""
 
@@ -46,29 +91,41 @@ def tensor_shapes(config: ModelConfig) -> dict[tuple[str, int], tuple[int, ...]]
     """The kernels' tensors of a shape, by name and layer."""
     queries, keys, _ = config.qkv_sizes
     d, hidden, vocab = config.d_model, config.d_hidden, config.vocab_size
-    of_layer: dict[str, tuple[int, ...]] = {
-        "attention_norm": (d,),
-        "query": (queries, d),
-        "key": (keys, d),
-        "value": (keys, d),
-    }
-    if config.qkv_bias:
-        of_layer |= {"query_bias": (queries,), "key_bias": (keys,), "value_bias": (keys,)}
-    if config.output_bias:
-        of_layer |= {"output_bias": (d,)}
-    if config.head_norm:
-        of_layer |= {"query_norm": (config.head_dim,), "key_norm": (config.head_dim,)}
-    of_layer |= {
-        "output": (d, queries),
-        "feed_forward_norm": (d,),
-        "gate": (hidden, d),
-        "up": (hidden, d),
-        "down": (d, hidden),
+    of_query, of_key = (queries, keys) if config.row_norm else (config.head_dim, config.head_dim)
+    biased = config.feed_forward_bias
+    of_layer: dict[str, tuple[bool, tuple[int, ...]]] = {
+        "attention_norm": (config.pre_norm, (d,)),
+        "query": (True, (queries, d)),
+        "key": (True, (keys, d)),
+        "value": (True, (keys, d)),
+        "query_bias": (config.qkv_bias, (queries,)),
+        "key_bias": (config.qkv_bias, (keys,)),
+        "value_bias": (config.qkv_bias, (keys,)),
+        "output_bias": (config.output_bias, (d,)),
+        "query_norm": (config.head_norm or config.row_norm, (of_query,)),
+        "key_norm": (config.head_norm or config.row_norm, (of_key,)),
+        "output": (True, (d, queries)),
+        "feed_forward_norm": (config.pre_norm, (d,)),
+        "gate": (config.gated, (hidden, d)),
+        "up": (True, (hidden, d)),
+        "down": (True, (d, hidden)),
+        "attention_norm_bias": (config.layer_norm, (d,)),
+        "feed_forward_norm_bias": (config.layer_norm, (d,)),
+        "attention_post_norm": (config.post_norm, (d,)),
+        "feed_forward_post_norm": (config.post_norm, (d,)),
+        "gate_bias": (biased and config.gated, (hidden,)),
+        "up_bias": (biased, (hidden,)),
+        "down_bias": (biased, (d,)),
     }
     shapes: dict[tuple[str, int], tuple[int, ...]] = {("embedding", 0): (vocab, d), ("norm", 0): (d,)}
     if not config.tied_embeddings:
         shapes["head", 0] = (vocab, d)
-    return shapes | {(name, layer): shape for layer in range(config.n_layer) for name, shape in of_layer.items()}
+    if config.layer_norm:
+        shapes["norm_bias", 0] = (d,)
+    if config.learned_positions:
+        shapes["positions", 0] = (config.context_length, d)
+    of_every = {name: shape for name, (is_there, shape) in of_layer.items() if is_there}
+    return shapes | {(name, layer): shape for layer in range(config.n_layer) for name, shape in of_every.items()}
 
 
 def tensors_of(config: ModelConfig) -> dict[tuple[str, int], Tensor]:
@@ -76,9 +133,22 @@ def tensors_of(config: ModelConfig) -> dict[tuple[str, int], Tensor]:
     made = {}
     for seed, (key, shape) in enumerate(tensor_shapes(config).items()):
         values = numbers(seed, *shape)
-        made[key] = (
-            values * (3.0 / shape[-1] ** 0.5) if len(shape) > 1 else values * 0.3 + (1.0 if "norm" in key[0] else 0.0)
+        is_gain = key[0].endswith("norm")
+        made[key] = values * (3.0 / shape[-1] ** 0.5) if len(shape) > 1 else values * 0.3 + (1.0 if is_gain else 0.0)
+    return made
+
+
+def tables_of(config: ModelConfig) -> list[tuple[NDArray[np.float32], NDArray[np.float32]]]:
+    """Cosines and sines of each of a model's ropes, both (context, turned_dim / 2)."""
+    made = []
+    for rope in config.ropes:
+        tables = np.empty((2, config.context_length, config.turned_dim // 2), np.float32)
+        given = rope_of(rope)
+        status = library().mlk_rope_tables(
+            ctypes.byref(given), config.turned_dim, config.context_length, *(t.ctypes.data for t in tables)
         )
+        check(status)
+        made.append((tables[0], tables[1]))
     return made
 
 

@@ -16,14 +16,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
 
 from kernels.driving import KINDS, sequences, tensors_of
 from minilab_gen.kernels.build import FLAGS, SOURCE, Toolchain, build, toolchain
-from minilab_gen.kernels.decoder import TENSORS, WEIGHT_TYPES, shape_of
+from minilab_gen.kernels.decoder import TENSORS, WEIGHT_TYPES, rope_of, shape_of
 from minilab_gen.kernels.library import backends, numerics
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.tensors import stored_tensors
@@ -62,7 +62,9 @@ def write_case(file: Path, name: str, weights: str) -> None:
     """What ``replay.cpp`` reads."""
     config, tensors = model_of(name)
     with file.open("wb") as case:
-        case.write(bytes(shape_of(config)) + struct.pack("<3i", WEIGHT_TYPES.index(weights), _SLOTS, len(tensors)))
+        case.write(bytes(shape_of(config)) + struct.pack("<2i", WEIGHT_TYPES.index(weights), _SLOTS))
+        _write_layers(case, config)
+        case.write(struct.pack("<i", len(tensors)))
         for (tensor, layer), values in tensors.items():
             rows, columns = (1, *values.shape)[-2:]
             case.write(struct.pack("<2i2q", TENSORS.index(tensor), layer, rows, columns) + values.numpy().tobytes())
@@ -71,6 +73,19 @@ def write_case(file: Path, name: str, weights: str) -> None:
         for step in steps:
             case.write(struct.pack("<i", len(step)))
             case.writelines(struct.pack(f"<{len(step)}i", *column) for column in zip(*step, strict=True))
+
+
+def _write_layers(case: BinaryIO, config: ModelConfig) -> None:
+    """Ropes, each followed by its divisors; then the window and the rope of each layer."""
+    case.write(struct.pack("<i", len(config.ropes)))
+    for rope in config.ropes:
+        given = rope_of(rope)
+        divisors = list(given.divisors[: config.turned_dim // 2]) if given.divisors else []
+        given.divisors = None
+        case.write(bytes(given) + struct.pack(f"<i{len(divisors)}f", len(divisors), *divisors))
+    for layer in range(config.n_layer):
+        index = config.rope_of_layer(layer)
+        case.write(struct.pack("<2i", config.window_of_layer(layer) or 0, -1 if index is None else index))
 
 
 def compile_replay(library: Path, tools: Toolchain, extra: tuple[str, ...] = ()) -> Path:

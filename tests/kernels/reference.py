@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -67,30 +67,71 @@ def silu(x: Floats) -> Floats:
     return x / (np.float32(1) + exp(np.minimum(-x, np.float32(88))))
 
 
-def norm(x: Floats, gain: Floats, eps: float) -> Floats:
-    """RMS norm of one row."""
-    sums = np.zeros(LANES, np.float32)
+def gelu_tanh(x: Floats) -> Floats:
+    f = np.float32
+    cubed = fma(x * x * x, f(0.044715), x)
+    return x / (f(1) + exp(np.minimum(cubed * f(-1.5957691216057308), f(88))))
+
+
+def gelu(x: Floats) -> Floats:
+    f = np.float32
+    scaled = x * f(-0.70710678118654752)
+    z = np.abs(scaled)
+    t = f(1) / fma(z, f(0.5), f(1))
+    p = np.full_like(t, f(0.17087277))
+    for coefficient in (
+        *(-0.82215223, 1.48851587, -1.13520398, 0.27886807, -0.18628806),
+        *(0.09678418, 0.37409196, 1.00002368, -1.26551223),
+    ):
+        p = fma(p, t, f(coefficient))
+    beyond = t * exp(fma(-z, z, p))
+    result: Floats = x * f(0.5) * np.where(scaled < 0, f(2) - beyond, beyond)
+    return result
+
+
+ACTIVATIONS = {"silu": silu, "gelu_tanh": gelu_tanh, "gelu": gelu}
+
+
+def blocks_of(x: Floats) -> Floats:
+    """(n, 16): a row, and zeros behind it."""
     wide = np.zeros(-(-len(x) // LANES) * LANES, np.float32)
     wide[: len(x)] = x
-    for block in wide.reshape(-1, LANES):
+    return wide.reshape(-1, LANES)
+
+
+def scale_of(x: Floats, eps: float) -> np.float32:
+    """One over the root of the mean square of a row."""
+    sums = np.zeros(LANES, np.float32)
+    for block in blocks_of(x):
         sums = fma(block, block, sums)
-    mean = lane_sum(sums) / np.float32(len(x)) + np.float32(eps)
-    normed: Floats = x * (np.float32(1) / np.sqrt(mean)) * gain
-    return normed
+    return np.float32(np.float32(1) / np.sqrt(lane_sum(sums) / np.float32(len(x)) + np.float32(eps)))
+
+
+def norm(x: Floats, gain: Floats, eps: float, bias: Floats | None = None) -> Floats:
+    """RMS norm of one row, or its layer norm where there is a bias."""
+    if bias is None:
+        return np.asarray(x * scale_of(x, eps) * gain)
+    sums = np.zeros(LANES, np.float32)
+    for block in blocks_of(x):
+        sums = sums + block
+    centred = x - lane_sum(sums) / np.float32(len(x))
+    return fma(centred * scale_of(centred, eps), gain, bias)
 
 
 def turned(head: Floats, cosine: Floats, sine: Floats) -> Floats:
-    low, high = np.split(head, 2)
-    return np.concatenate([fma(low, cosine, np.float32(0) - high * sine), fma(high, cosine, low * sine)])
+    """A head of which the first dimensions are turned, as many as there are angles twice."""
+    low, high, rest = np.split(head, [len(cosine), 2 * len(cosine)])
+    return np.concatenate([fma(low, cosine, np.float32(0) - high * sine), fma(high, cosine, low * sine), rest])
 
 
-def attended(query: Floats, keys: Floats, values: Floats) -> Floats:
-    """One head's mix of (length, head_dim) keys and values."""
+def attended(query: Floats, keys: Floats, values: Floats, start: int = 0) -> Floats:
+    """One head's mix of the keys and values, (length, head_dim), from a position on; lanes are those from 0 on."""
+    keys, values = keys[start:], values[start:]
     scores = product(query[None], keys)[0]
     e = exp(scores - scores.max())
     sums = np.zeros(LANES, np.float32)
-    for i in range(0, len(e), LANES):
-        sums[: len(e[i : i + LANES])] += e[i : i + LANES]
+    for block in blocks_of(np.concatenate([np.zeros(start % LANES, np.float32), e])):
+        sums = sums + block
     mixed: Floats = product(e[None], np.ascontiguousarray(values.T))[0] * (np.float32(1) / lane_sum(sums))
     return mixed
 
@@ -111,52 +152,103 @@ class Weight:
         return product(x, self.numbers) * self.scale
 
 
-def logits_of(
-    config: ModelConfig,
-    tensors: Mapping[tuple[str, int], Tensor],
-    weights: WeightType,
-    ids: list[int],
-    tables: tuple[Floats, Floats],
-) -> Floats:
-    """(len(ids), vocab) logits; ``tables`` are cosines and sines, (context, head_dim / 2)."""
-    heads, kv_heads, size = config.n_head, config.n_kv_head, config.head_dim
-    matrix = {key: Weight(tensor, weights) for key, tensor in tensors.items() if tensor.dim() == 2}
-    vector = {key: tensor.numpy() for key, tensor in tensors.items() if tensor.dim() == 1}
-    table = matrix["embedding", 0]
-    x = table.numbers[ids] * table.scale[ids][:, None]
-    for layer in range(config.n_layer):
-        normed = np.stack([norm(row, vector["attention_norm", layer], config.norm_eps) for row in x])
-        rows = {}
-        for name, count in (("query", heads), ("key", kv_heads), ("value", kv_heads)):
-            out = matrix[name, layer](normed)
-            if config.qkv_bias:
-                out = out + vector[f"{name}_bias", layer]
-            out = out.reshape(len(ids), count, size)
-            if config.head_norm and name != "value":
-                out = np.stack([[norm(h, vector[f"{name}_norm", layer], config.norm_eps) for h in row] for row in out])
-            if name != "value":
-                out = np.stack([[turned(h, tables[0][t], tables[1][t]) for h in row] for t, row in enumerate(out)])
-            rows[name] = out
-        queries = rows["query"] * (np.float32(1) / np.sqrt(np.float32(size)))
+class Parts:
+    """The parts of a model over the rows of one sequence."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        tensors: Mapping[tuple[str, int], Tensor],
+        weights: WeightType,
+        tables: Sequence[tuple[Floats, Floats]],
+    ) -> None:
+        self.config, self.tables = config, tables
+        matrices = {key: tensor for key, tensor in tensors.items() if tensor.dim() == 2 and key[0] != "positions"}
+        self.matrix = {key: Weight(tensor, weights) for key, tensor in matrices.items()}
+        self.vector = {key: tensor.numpy() for key, tensor in tensors.items() if key not in matrices}
+        for key, values in self.vector.items():
+            if config.gain_from_one and key[0].endswith("norm"):
+                self.vector[key] = np.float32(1) + values
+
+    def normed(self, x: Floats, name: str, layer: int) -> Floats:
+        """Each row; as it is where the model has no such norm."""
+        gain, bias = self.vector.get((name, layer)), self.vector.get((f"{name}_bias", layer))
+        return x if gain is None else np.stack([norm(row, gain, self.config.norm_eps, bias) for row in x])
+
+    def multiplied(self, x: Floats, name: str, layer: int) -> Floats:
+        bias = self.vector.get((f"{name}_bias", layer))
+        out = self.matrix[name, layer](x)
+        return out if bias is None else out + bias
+
+    def heads(self, x: Floats, name: str, count: int, layer: int) -> Floats:
+        """Queries, keys or values, (rows, count, head_dim), normed and turned."""
+        config = self.config
+        out = self.multiplied(x, name, layer)
+        if name == "value":
+            return out.reshape(len(x), count, -1)
+        if config.row_norm:
+            out = self.normed(out, f"{name}_norm", layer)
+        out = out.reshape(len(x), count, -1)
+        if config.head_norm:
+            out = np.stack([self.normed(row, f"{name}_norm", layer) for row in out])
+        rope = config.rope_of_layer(layer)
+        if rope is not None:
+            cosine, sine = self.tables[rope]
+            out = np.stack([[turned(h, cosine[t], sine[t]) for h in row] for t, row in enumerate(out)])
+        return out
+
+    def attention(self, x: Floats, layer: int) -> Floats:
+        config = self.config
+        group, window = config.n_head // config.n_kv_head, config.window_of_layer(layer)
+        default = np.float32(1) / np.sqrt(np.float32(config.head_dim))
+        queries = self.heads(x, "query", config.n_head, layer) * np.float32(config.attention_scale or default)
+        keys = self.heads(x, "key", config.n_kv_head, layer)
+        values = self.heads(x, "value", config.n_kv_head, layer)
         mixed = np.stack(
             [
                 np.concatenate(
                     [
                         attended(
                             queries[t, h],
-                            rows["key"][: t + 1, h // (heads // kv_heads)],
-                            rows["value"][: t + 1, h // (heads // kv_heads)],
+                            keys[: t + 1, h // group],
+                            values[: t + 1, h // group],
+                            0 if window is None else max(0, t + 1 - window),
                         )
-                        for h in range(heads)
+                        for h in range(config.n_head)
                     ]
                 )
-                for t in range(len(ids))
+                for t in range(len(x))
             ]
         )
-        out = matrix["output", layer](mixed)
-        x = x + (out + vector["output_bias", layer] if config.output_bias else out)
-        normed = np.stack([norm(row, vector["feed_forward_norm", layer], config.norm_eps) for row in x])
-        hidden = silu(matrix["gate", layer](normed)) * matrix["up", layer](normed)
-        x = x + matrix["down", layer](hidden)
-    normed = np.stack([norm(row, vector["norm", 0], config.norm_eps) for row in x])
-    return (table if config.tied_embeddings else matrix["head", 0])(normed)
+        return self.multiplied(mixed, "output", layer)
+
+    def feed_forward(self, x: Floats, layer: int) -> Floats:
+        activation = ACTIVATIONS[self.config.activation]
+        up = self.multiplied(x, "up", layer)
+        hidden = activation(self.multiplied(x, "gate", layer)) * up if self.config.gated else activation(up)
+        return self.multiplied(hidden, "down", layer)
+
+    def settled(self, added: Floats, part: str, layer: int) -> Floats:
+        return self.normed(added, f"{part}_post_norm", layer) * np.float32(self.config.residual_scale)
+
+
+def logits_of(
+    config: ModelConfig,
+    tensors: Mapping[tuple[str, int], Tensor],
+    weights: WeightType,
+    ids: list[int],
+    tables: Sequence[tuple[Floats, Floats]],
+) -> Floats:
+    """(len(ids), vocab) logits; ``tables`` are cosines and sines of each rope, (context, turned_dim / 2)."""
+    parts = Parts(config, tensors, weights, tables)
+    table = parts.matrix["embedding", 0]
+    x: Floats = table.numbers[ids] * table.scale[ids][:, None] * np.float32(config.embedding_scale)
+    if config.learned_positions:
+        x = x + parts.vector["positions", 0][: len(ids)]
+    for layer in range(config.n_layer):
+        given = x
+        x = x + parts.settled(parts.attention(parts.normed(x, "attention_norm", layer), layer), "attention", layer)
+        read = parts.normed(given if config.parallel else x, "feed_forward_norm", layer)
+        x = x + parts.settled(parts.feed_forward(read, layer), "feed_forward", layer)
+    head = table if config.tied_embeddings else parts.matrix["head", 0]
+    return head(parts.normed(x, "norm", 0)) / np.float32(config.logit_divisor)

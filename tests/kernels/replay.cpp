@@ -42,6 +42,19 @@ int main(int count, char** arguments) {
     const int32_t type = number<int32_t>(), slots = number<int32_t>();
     mlk_model* model = mlk_create(&shape, type, slots, atoi(arguments[3]));
     if (!model) check(-1);
+    const int32_t ropes = number<int32_t>();
+    for (int32_t index = 0; index < ropes; index++) {
+        mlk_rope rope = number<mlk_rope>();
+        const int32_t count = number<int32_t>();
+        float* divisors = static_cast<float*>(block(count * int64_t{4}));
+        rope.divisors = divisors;
+        check(mlk_set_rope(model, index, &rope));
+        free(divisors);
+    }
+    for (int32_t layer = 0; layer < shape.layers; layer++) {
+        const int32_t window = number<int32_t>(), rope = number<int32_t>();
+        check(mlk_set_layer(model, layer, window, rope));
+    }
     for (int32_t n = number<int32_t>(); n--;) {
         const int32_t tensor = number<int32_t>(), layer = number<int32_t>();
         const int64_t rows = number<int64_t>(), columns = number<int64_t>();

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 from functools import cache
 from typing import get_args
 
-import numpy as np
 import pytest
 import torch
 
@@ -21,21 +19,17 @@ from kernels.driving import (
     read,
     same_bits,
     sequences,
+    tables_of,
     tensors_of,
     together,
 )
-from minilab_gen.kernels.decoder import WEIGHT_TYPES, WeightType, shape_of
-from minilab_gen.kernels.library import check, library
+from minilab_gen.kernels.decoder import WEIGHT_TYPES, WeightType
 from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.rope_config import RopeConfig
 
+OF_EVERY_PART = ("window", "gemma-3", "granite", "olmo-2", "gpt-2", "gpt-neox")
+"""Kinds that have among them all that a layer can be made of."""
 CHUNKS = [[20], [7, 13], [1, 2, 3, 4, 5], [16], [13, 1]]
-
-
-def tables_of(config: ModelConfig) -> tuple[reference.Floats, reference.Floats]:
-    tables = np.empty((2, config.context_length, config.head_dim // 2), np.float32)
-    shape = shape_of(config)
-    check(library().mlk_rope(ctypes.byref(shape), tables[0].ctypes.data, tables[1].ctypes.data))
-    return tables[0], tables[1]
 
 
 @cache
@@ -70,21 +64,35 @@ def test_neighbours_and_threads_change_no_bit(kind: str, weights: WeightType, th
         assert differences(expected, together(decoder, prompts[:rows])) == []
 
 
+@pytest.mark.parametrize("kind", OF_EVERY_PART)
+@pytest.mark.parametrize("threads", [1, 3])
+def test_neighbours_change_no_bit_whatever_a_layer_is_made_of(kind: str, threads: int) -> None:
+    config = KINDS[kind]
+    prompts = sequences(config, [22] * 33)
+    alone = one_by_one(decoder_of(config), prompts)
+    decoder = decoder_of(config, slots=33, threads=threads)
+
+    for rows in (1, 2, 7, 33):
+        expected = {key: logits for key, logits in alone.items() if key[0] < rows}
+        assert differences(expected, together(decoder, prompts[:rows])) == []
+
+
 @pytest.mark.parametrize("weights", get_args(WeightType))
 @pytest.mark.parametrize("chunks", CHUNKS, ids=str)
 def test_a_prompt_may_be_read_in_any_chunks_in_any_slot(weights: WeightType, chunks: list[int]) -> None:
-    prompts = sequences(KINDS["odd"], [40, 33])
-    alone = one_by_one(decoder_of(KINDS["odd"], weights), prompts)
+    for kind in ("odd", "window"):
+        prompts = sequences(KINDS[kind], [40, 33])
+        alone = one_by_one(decoder_of(KINDS[kind], weights), prompts)
 
-    for threads, slot in ((1, 0), (2, 5), (4, 7)):
-        assert (
-            differences(alone, chunked(decoder_of(KINDS["odd"], weights, threads=threads), prompts, chunks, slot)) == []
-        )
+        for threads, slot in ((1, 0), (2, 5), (4, 7)):
+            decoder = decoder_of(KINDS[kind], weights, threads=threads)
+            assert differences(alone, chunked(decoder, prompts, chunks, slot)) == []
 
 
+@pytest.mark.parametrize("kind", ["odd", *OF_EVERY_PART])
 @pytest.mark.parametrize("threads", [1, 2, 4])
-def test_prompts_that_span_bundles_beside_decoding_rows_change_no_bit(threads: int) -> None:
-    config = KINDS["odd"]
+def test_prompts_that_span_bundles_beside_decoding_rows_change_no_bit(threads: int, kind: str) -> None:
+    config = KINDS[kind]
     prompts = sequences(config, [60, 64, 9, 31])
     alone = one_by_one(decoder_of(config), prompts)
     steps = [
@@ -128,7 +136,7 @@ def test_logits_of_some_rows_are_those_of_all() -> None:
 
 
 def test_a_long_context_is_attended_alike_by_one_thread_and_by_many() -> None:
-    config = ModelConfig(32, 2048, 1, 4, 1, 16, 16, rope_theta=1e6)
+    config = ModelConfig(32, 2048, 1, 4, 1, 16, 16, rope=RopeConfig(1e6))
     prompts = sequences(config, [1500])
     one, many = decoder_of(config, threads=1), decoder_of(config, threads=4)
     chunks = [1400, 1, 1, 1]

@@ -8,22 +8,27 @@ import math
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from numpy.typing import NDArray
 
 from kernels import reference
-from kernels.driving import KINDS, chunked, decoder_of, same_bits, sequences, tensors_of
-from minilab_gen.kernels.decoder import WeightType, shape_of
+from kernels.driving import KINDS, chunked, decoder_of, same_bits, sequences, tables_of, tensors_of
+from minilab_gen.kernels.decoder import ACTIVATIONS, WeightType
 from minilab_gen.kernels.library import check, library
 from minilab_gen.models.config import ModelConfig
+from minilab_gen.models.rope_config import RopeConfig
 
 LONGEST = 67
 NANS = {"quiet": 0x7FC00000, "negative": 0xFFC00000, "payload": 0x7F800001, "negative payload": 0xFFFFFFFF}
 
 
-def functions(a: reference.Floats, b: reference.Floats, c: reference.Floats) -> tuple[reference.Floats, ...]:
-    """fma(a, b, c), exp(a) and silu(a)."""
+def functions(
+    a: reference.Floats, b: reference.Floats, c: reference.Floats, activation: str = "silu"
+) -> tuple[reference.Floats, ...]:
+    """fma(a, b, c), exp(a) and an activation of a."""
     out = tuple(np.empty(len(a), np.float32) for _ in range(3))
-    check(library().mlk_functions(*(x.ctypes.data for x in (a, b, c, *out)), len(a)))
+    number = ACTIVATIONS.index(activation)
+    check(library().mlk_functions(*(x.ctypes.data for x in (a, b, c, *out)), number, len(a)))
     return out
 
 
@@ -55,10 +60,7 @@ def test_a_product_and_a_sum_are_fused_where_the_source_says_so(each_backend: st
 def test_a_chain_of_any_length_is_the_reference_s(each_backend: str, size: int) -> None:
     config = ModelConfig(16, 16, 1, 1, 1, 2, size, own_head_dim=4)
     (ids,) = sequences(config, [3])
-    tables = np.empty((2, 16, 2), np.float32)
-    shape = shape_of(config)
-    check(library().mlk_rope(ctypes.byref(shape), tables[0].ctypes.data, tables[1].ctypes.data))
-    wanted = reference.logits_of(config, tensors_of(config), "float32", ids, (tables[0], tables[1]))
+    wanted = reference.logits_of(config, tensors_of(config), "float32", ids, tables_of(config))
 
     found = chunked(decoder_of(config), [ids], [3])
 
@@ -89,10 +91,29 @@ def test_exp_and_silu_have_the_bits_of_the_rules_and_are_near_the_truth(each_bac
     assert exps[~normal].max() == 0
 
 
-def test_nan_stays_nan_through_every_function(each_backend: str) -> None:
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_activations_have_the_bits_of_the_rules_and_are_near_the_truth(each_backend: str, activation: str) -> None:
+    x = np.concatenate(
+        [np.linspace(-40, 40, 1 << 16, dtype=np.float32), np.array([0, -0.0, 1e-30, -1e-30], np.float32)]
+    )
+    x = np.resize(x, 1 << 16)
+    _, _, found = functions(x, x, x, activation)
+    exact = torch.from_numpy(x.astype(np.float64))
+    true = {
+        "silu": F.silu(exact),
+        "gelu": F.gelu(exact),
+        "gelu_tanh": F.gelu(exact, approximate="tanh"),
+    }[activation].numpy()
+
+    assert np.array_equal(bits(found), bits(reference.ACTIVATIONS[activation](x)))
+    assert (np.abs(found - true) <= 1e-7 + 4e-7 * np.abs(true)).all()
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_nan_stays_nan_through_every_function(each_backend: str, activation: str) -> None:
     x = np.full(16, np.nan, np.float32)
 
-    assert all(np.isnan(out).all() for out in functions(x, x, x))
+    assert all(np.isnan(out).all() for out in functions(x, x, x, activation))
 
 
 @pytest.mark.parametrize("kind", NANS)
@@ -220,10 +241,8 @@ def test_all_numbers_of_16_bits_are_read_as_torch_reads_them() -> None:
 
 
 def test_angles_far_into_a_context_are_those_of_exact_arithmetic() -> None:
-    config = ModelConfig(16, 1_000_000, 1, 1, 1, 16, 16, own_head_dim=8, rope_theta=1e6)
-    cosine, sine = np.empty((2, config.context_length, 4), np.float32)
-    shape = shape_of(config)
-    check(library().mlk_rope(ctypes.byref(shape), cosine.ctypes.data, sine.ctypes.data))
+    config = ModelConfig(16, 1_000_000, 1, 1, 1, 16, 16, own_head_dim=8, rope=RopeConfig(1e6))
+    ((cosine, sine),) = tables_of(config)
     frequencies = np.array(
         [1 / np.float32(1e6 ** float(np.float32(i) / np.float32(8))) for i in range(0, 8, 2)], np.float32
     )

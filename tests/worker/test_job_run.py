@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from dataclasses import replace
 
 import pytest
 from minilab_worker.admission import MOST_EXPIRED_LEASES, admit
@@ -15,6 +16,7 @@ from support.waiting import wait_until
 
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.request import GenerationRequest
+from minilab_gen.text.tokenizer import get_tokenizer
 
 HOLDING = (JobState.CLAIMED, JobState.RUNNING, JobState.ENDED, JobState.PUBLISHED)
 FINAL = (JobState.RECORDED, JobState.LOST, JobState.RETURNED)
@@ -125,6 +127,10 @@ def released(table: JobTable, run: JobRun, waiting: threading.Thread) -> bool:
 
 # Admission
 
+STOPPING = replace(REQUEST, stop=(get_tokenizer().decode([300]),))
+STOPPED = (TokenEvent(1, 300, ""),)
+"""What its worker published before it was killed: the end is missing."""
+
 
 @pytest.mark.parametrize(
     ("details", "reason"),
@@ -133,6 +139,8 @@ def released(table: JobTable, run: JobRun, waiting: threading.Thread) -> bool:
         ({"request": GenerationRequest((9_999,), 5)}, "error"),
         ({"expired_leases": MOST_EXPIRED_LEASES}, "error"),
         ({"begun_by": "another"}, "error"),
+        ({"begun_by": "another", "request": STOPPING, "stream": STOPPED}, "error"),
+        ({"request": STOPPING, "stream": STOPPED}, "stop"),
         ({"is_cancelled": True}, "cancelled"),
         ({"has_expired": True}, "timeout"),
         ({"stream": (TokenEvent(1, 7, ""), EndEvent("length", 1, 2))}, "length"),

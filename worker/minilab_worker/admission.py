@@ -31,6 +31,8 @@ def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> JobRun:
         return run
     if refusal is not None:
         run.close("error", error=refusal)
+    elif run.transcript.has_stopped() and claim.begun_by is None:
+        run.close("stop")  # an earlier worker published its last token and not its end
     elif claim.expired_leases >= MOST_EXPIRED_LEASES:
         run.close("error", error=f"{claim.expired_leases} workers lost their lease while they ran this job")
     elif claim.is_cancelled:

@@ -213,6 +213,8 @@ class EngineLoop:
                     continue
                 if isinstance(outcome, Chosen):
                     advanced.append(run)
+                    if run.state is JobState.ENDED:  # by a stop text, of which the engine knows nothing
+                        self._engine.end(run.job_id, "stop")
         return advanced
 
     def _confirm(self) -> None:

@@ -74,6 +74,7 @@ class JobRun:
         self.stream_key, self.cancel_key = keys.token_stream(self.job_id), keys.cancel_flag(self.job_id)
         self.running_ttl = claim.timeout + keys.RETENTION
         """Seconds that the stream lives if no worker ends it."""
+        self._has_stop_texts = bool(claim.request and claim.request.stop)
         self.sequence: EngineSequence | None = None
         """None where there is nothing to compute."""
         if self.end is not None:
@@ -103,9 +104,11 @@ class JobRun:
         self.state = state
 
     def take(self, outcome: Chosen | Ended) -> None:
-        """Add the event that an outcome of the engine makes."""
+        """Add the event that an outcome of the engine makes; with the token that completes a stop text the job ends."""
         if isinstance(outcome, Chosen):
             self.transcript.add(outcome.token_id)
+            if self._has_stop_texts and self.transcript.has_stopped():
+                self.close("stop")
             return
         stop_id = outcome.sequence.ids[-1] if outcome.reason == "stop" else None
         phase = "running" if outcome.reason == "timeout" else None

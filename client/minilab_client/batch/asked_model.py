@@ -47,10 +47,3 @@ class AskedModel:
         written: dict[str, object] = {"prompt": messages, "stop_ids": stop_ids, "tokenizer": self.card.tokenizer}
         extras = {"tools": said.tools, "chat_template_kwargs": said.template_kwargs}
         return written | {name: given for name, given in extras.items() if given}
-
-    def stop_id_of(self, text: str) -> int | None:
-        """The one token that is exactly this text, or the special token of this name; None where there is none."""
-        named = self.tokenizer.token_id(text)
-        if named is not None and self.tokenizer.is_special(named):
-            return named
-        return self.tokenizer.id_of_text(text)

@@ -34,8 +34,6 @@ class Content:
 
     payload: Mapping[str, object]
     """Values as they came, for :meth:`GenerationRequest.from_payload` to check; without a seed where there is none."""
-    stop_texts: tuple[str, ...] = ()
-    """Texts before which the answer is cut."""
     written: Mapping[str, object] | None = None
     """What makes a chat the same, in place of the fields of the request that its template makes; else None."""
 
@@ -50,7 +48,6 @@ class Line:
     request: GenerationRequest
     seed: int | None
     """The seed where it matters or was given."""
-    stop_texts: tuple[str, ...]
     digest: str
     """Equal digests ask for the same answer to the same custom_id by the same model, in the same form."""
     rendered_digest: str | None = None
@@ -75,7 +72,8 @@ def line_of(number: int, custom_id: str, form: Form, model: str, content: Conten
     """The line that asks for this. Without a seed, its own content gives it one. Raises RequestError."""
     request = GenerationRequest.from_payload(content.payload)
     seed = request.settings.seed if "seed" in content.payload else None
-    rest: dict[str, Any] = {"custom_id": custom_id, "form": form, "model": model, "stop_texts": content.stop_texts}
+    rest: dict[str, Any] = {"custom_id": custom_id, "form": form, "model": model}
+    rest["stop_texts"] = ()  # where they once were: digests stay what they are
     fields = {**request.to_payload(), "seed": seed}
     digest = _digest(rest | {"request": fields})
     rendered_digest = None
@@ -84,7 +82,7 @@ def line_of(number: int, custom_id: str, form: Form, model: str, content: Conten
     if seed is None and not request.settings.is_greedy:
         seed = int(digest[:8], 16)  # 32 bits, which is every seed there is
         request = request.with_seed(seed)
-    return Line(number, custom_id, form, request, seed, content.stop_texts, digest, rendered_digest)
+    return Line(number, custom_id, form, request, seed, digest, rendered_digest)
 
 
 def digest_in(job_id: object) -> str | None:

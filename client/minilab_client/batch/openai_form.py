@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from minilab_client.batch.asked_model import AskedModel
-from minilab_client.batch.line import Content, Line, is_whole
-from minilab_client.batch.stop_texts import cut
+from minilab_client.batch.line import Content, Line
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.results import Answer
@@ -26,9 +25,12 @@ MARKS: Final = frozenset({"method", "url", "body"})
 DEFAULT_MAX_TOKENS: Final = 16
 """New tokens of a completion; an answer in a chat has our own default, where OpenAI sets no bound."""
 DEFAULT_TEMPERATURE: Final = 1.0
-MOST_STOP_TEXTS: Final = 4
 
-_OUR_NAMES: Final = {"max_new_tokens": "max_tokens", "stop_ids": "stop_token_ids"}
+_OUR_NAMES: Final = {
+    "max_new_tokens": "max_tokens",
+    "stop_ids": "stop_token_ids",
+    "include_stop": "include_stop_str_in_output",
+}
 """What has another name here, or in vLLM, which has added a few."""
 
 _SETTINGS: Final = {_OUR_NAMES.get(name, name): name for name in SETTING_FIELDS}
@@ -59,7 +61,7 @@ class Route:
 
     @property
     def fields(self) -> tuple[str, ...]:
-        return (*self.others, *self.settings, "stop", "model")
+        return (*self.others, *self.settings, "model")
 
 
 COMPLETIONS: Final = Route(
@@ -90,34 +92,31 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
     """What the line asks for. Raises RequestError."""
     route, body = _checked(fields, model)
     given = {name: value for name, value in body.items() if value is not None}  # null asks for the default
-    stop_texts = _stop_texts(given.get("stop", ()))
     settings = {ours: given[name] for name, ours in route.settings.items() if name in given}
     settings = {"temperature": DEFAULT_TEMPERATURE, **settings}
     if route is COMPLETIONS:
-        ends = _stop_ids(model.card.stop_ids, given, stop_texts, model)
+        ends = _stop_ids(model.card.stop_ids, given)
         prompt = _prompt(given, model)
-        return Content(
-            {"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}, stop_texts
-        )
+        return Content({"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends})
     said = Conversation.of(_messages(given)).with_extras(*(given.get(name) for name in EXTRAS))
     prompt, own_ends = model.chat(said)
-    ends = _stop_ids(own_ends, given, stop_texts, model)
+    ends = _stop_ids(own_ends, given)
     payload = {"max_new_tokens": DEFAULT_CHAT_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}
     written = model.chat_as_written(said, given.get("stop_token_ids"))
-    return Content(payload, stop_texts, {**written, "url": route.url})
+    return Content(payload, {**written, "url": route.url})
 
 
 def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[str, Any]:
-    """What is written about the line: OpenAI's fields, and of ours ``token_ids`` and ``seed``."""
-    kept = cut(given, line.stop_texts, model.tokenizer, line.request.prompt)
-    prompt_tokens, tokens = given.end.prompt_tokens, len(kept.ids)
+    """What is written about the line: OpenAI's fields, ``stop_reason`` of vLLM, ``token_ids`` and ``seed`` of ours."""
+    prompt_tokens, tokens = given.end.prompt_tokens, len(given.ids)
     chats = line.form == "openai-chat"
     choice = {
         "index": 0,
-        **({"message": {"role": "assistant", "content": kept.text}} if chats else {"text": kept.text}),
-        "finish_reason": "stop" if kept.was_cut or given.end.reason == "stop" else "length",
+        **({"message": {"role": "assistant", "content": given.text}} if chats else {"text": given.text}),
+        "finish_reason": "stop" if given.end.reason == "stop" else "length",
+        **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
         "logprobs": None,
-        "token_ids": list(kept.ids),
+        "token_ids": list(given.ids),
     }
     body = {
         "id": f"{'chatcmpl' if chats else 'cmpl'}-{line.digest}",
@@ -191,16 +190,6 @@ def _prompt(body: dict[str, Any], model: AskedModel) -> tuple[int, ...]:
     return model.ids_of("prompt", prompt)
 
 
-def _stop_texts(given: object) -> tuple[str, ...]:
-    texts = [given] if isinstance(given, str) else given
-    if not isinstance(texts, list | tuple) or len(texts) > MOST_STOP_TEXTS:
-        raise RequestError(f"stop must be a text or up to {MOST_STOP_TEXTS} of them, got {shown(given)}")
-    for text in texts:
-        if not isinstance(text, str) or not text or not is_whole(text):
-            raise RequestError(f"stop must hold texts of at least one whole character, got {shown(text)}")
-    return tuple(texts)
-
-
 def _messages(body: dict[str, Any]) -> list[Any]:
     messages = body.get("messages")
     if not isinstance(messages, list):
@@ -208,15 +197,12 @@ def _messages(body: dict[str, Any]) -> list[Any]:
     return messages
 
 
-def _stop_ids(
-    own: tuple[int, ...], body: dict[str, Any], stop_texts: tuple[str, ...], model: AskedModel
-) -> tuple[int, ...]:
-    """The model's own, those asked for, and of the stop texts those that are one token: they end the job at once."""
+def _stop_ids(own: tuple[int, ...], body: dict[str, Any]) -> tuple[int, ...]:
+    """The model's own, and those asked for."""
     given = body.get("stop_token_ids", [])
     if not isinstance(given, list):
         raise RequestError(f"stop_token_ids must be a list of token ids, got {shown(given)}")
-    of_texts = [found for text in stop_texts if (found := model.stop_id_of(text)) is not None]
-    return (*own, *given, *of_texts)
+    return (*own, *given)
 
 
 def _is_same(value: object, other: object) -> bool:

@@ -6,12 +6,14 @@ It keeps some 200 bytes for each line, to see a custom_id that comes twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from minilab_client.batch import openai_form, own_form
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.jsonl import RawLine, parse_object
 from minilab_client.batch.line import BadLine, Form, Line, custom_id_of, key_of, line_of
+from minilab_gen.api import ended_by_name
 from minilab_gen.errors import RequestError
 
 
@@ -43,6 +45,7 @@ class LineReader:
         content = read(fields, self._model)
         try:
             line = line_of(number, custom_id, form, self._model.card.name, content)
+            line = replace(line, request=ended_by_name(line.request, self._model.card, self._model.tokenizer))
             line.request.check_fits(self._model.card.limits)
         except RequestError as error:
             if form != "minilab":

@@ -16,9 +16,10 @@ struct Weight {
 };
 
 enum Epilogue : int {
-    STORE,      // out = product + bias
-    ADD,        // out += product + bias, the residual stream
-    SILU_TIMES  // even panels are gates, odd ones what they gate: out = silu(gate) * up, half as many columns
+    STORE,     // out = product + bias
+    ADD,       // out += product + bias, the residual stream
+    ACTIVATE,  // out = activation(product + bias)
+    GATE       // even panels are gates, odd ones what they gate: out = activation(gate) * up, half as many columns
 };
 
 struct Product {
@@ -26,8 +27,9 @@ struct Product {
     int64_t x_stride;
     int rows;
     const Weight* weight;
-    int first, last;  // panels; even for SILU_TIMES
+    int first, last;  // panels; even for GATE
     Epilogue epilogue;
+    int activation;  // of mlk_activation
     float* out;
     int64_t out_stride;
     const float* bias;  // (panels * 16) or null
@@ -40,8 +42,8 @@ constexpr int WIDEST = 8;  // panels at most in one tile
 struct Norm {
     const float* x;
     float* out;  // may be x
-    const float* gain;
-    int size;  // x, out and gain have room up to the next multiple of 16; x is 0 there
+    const float *gain, *bias;  // a bias makes it a layer norm, without one it is an RMS norm
+    int size;  // all have room up to the next multiple of 16; x is 0 there
     float eps;
 };
 
@@ -56,7 +58,8 @@ struct Place {
     float *queries, *key;
     const float* value;
     int heads, head_dim, position;
-    const float *cosine, *sine;          // (head_dim / 2) of this position
+    int rope_dim;                        // dimensions that are turned, the first of each head
+    const float *cosine, *sine;          // (rope_dim / 2) of this position
     const float *query_gain, *key_gain;  // or null
     float eps;
     Strip strip;
@@ -68,6 +71,7 @@ struct Attention {
     float* out;                        // the same
     int64_t query_stride, out_stride;  // from token to token
     int tokens, heads, head_dim, position;
+    int window;  // positions that a token sees, its own the last of them; 0: all
     float query_scale;
     Strip strip;
     float* scores;  // scratch, (6, padded context)
@@ -89,9 +93,9 @@ struct Backend {
     // exp((x - highest) / divisor) into out, padded with zeros up to a multiple of 16; returns its sum.
     float (*exponentials)(const float* logits, int count, float highest, float divisor, float* out);
     void (*divide)(float* numbers, int count, float by);
-    // For tests: out = fma(a, b, c), exp(a) and silu(a), count a multiple of 16.
-    void (*functions)(const float* a, const float* b, const float* c, float* fused, float* exps, float* silus,
-                      int count);
+    // For tests: fma(a, b, c), exp(a) and an activation of a, count a multiple of 16.
+    void (*functions)(const float* a, const float* b, const float* c, float* fused, float* exps, float* activations,
+                      int activation, int count);
 };
 
 }  // namespace mlk

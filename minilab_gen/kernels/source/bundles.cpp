@@ -35,39 +35,53 @@ void multiply_all(Model& m, Own& own, Kind kind, int layer, const float* x, Rows
              weight_of(m, next.kind, next.layer).data);
 }
 
+// The tokens of each sequence among some rows.
+void attend_all(Model& m, Own& own, int layer, Rows rows) {
+    const int32_t* slots = m.step.slots + rows.first;
+    for (int r = 0, count; r < rows.count; r += count) {
+        for (count = 1; r + count < rows.count && slots[r + count] == slots[r];) count++;
+        for (int kv = 0; kv < m.w->shape.kv_heads; kv++)
+            attend(m, own, layer, {rows.first + r, count}, kv, 0, m.w->group);
+    }
+}
+
+void bundle_part(Model& m, Own& own, int bundle, Kind kind, int layer, Rows rows) {
+    const float* x = m.x.floats() + int64_t{rows.first} * m.w->d_model;
+    const bool follows = bundle && m.step.slots[rows.first] == m.step.slots[rows.first - 1];
+    switch (kind) {
+        case PLACE:
+            for (int r = 0; r < rows.count; r++) place_row(m, layer, rows.first + r);
+            break;
+        case ATTEND:
+            if (follows) wait_for_layer(m, bundle - 1, layer);
+            m.progress[bundle].store(static_cast<uint32_t>(layer + 1));
+            m.team.parking.wake(m.progress[bundle]);
+            attend_all(m, own, layer, rows);
+            break;
+        case SETTLE_ATTENTION:
+        case SETTLE_FEED_FORWARD:
+            for (int r = 0; r < rows.count; r++) settle(m, kind, layer, rows.first + r);
+            break;
+        default: {
+            const Gains gains = gains_before(m, kind, layer);
+            if (gains.gain) norm_rows(m, x, gains, rows.count, own.normed.floats());
+            multiply_all(m, own, kind, layer, gains.gain ? own.normed.floats() : x, rows);
+        }
+    }
+}
+
 void bundle_piece(void* context, int thread, int, int bundle) {
     Model& m = *static_cast<Model*>(context);
     Own& own = m.own[thread];
     const Rows rows = {m.bundles[bundle], m.bundles[bundle + 1] - m.bundles[bundle]};
-    const bool follows = bundle && m.step.slots[rows.first] == m.step.slots[rows.first - 1];
-    const int kv_heads = m.w->shape.kv_heads;
-    const float* x = m.x.floats() + int64_t{rows.first} * m.w->d_model;
-    float* normed = own.normed.floats();
     own.normed_for = -1;
     for (int r = 0; r < rows.count; r++) embed(m, rows.first + r);
-    for (int layer = 0; layer < m.w->shape.layers; layer++) {
-        const Layer& y = m.w->layers[layer];
-        norm_rows(m, x, y.attention_norm, rows.count, normed);
-        multiply_all(m, own, QKV, layer, normed, rows);
-        for (int r = 0; r < rows.count; r++)
-            for (int kv = 0; kv < kv_heads; kv++) place(m, layer, rows.first + r, kv);
-        if (follows) wait_for_layer(m, bundle - 1, layer);
-        m.progress[bundle].store(static_cast<uint32_t>(layer + 1));
-        m.team.parking.wake(m.progress[bundle]);
-        for (int r = 0, count; r < rows.count; r += count) {
-            for (count = 1;
-                 r + count < rows.count && m.step.slots[rows.first + r + count] == m.step.slots[rows.first + r];)
-                count++;
-            for (int kv = 0; kv < kv_heads; kv++) attend(m, own, layer, {rows.first + r, count}, kv, 0, m.w->group);
-        }
-        multiply_all(m, own, OUTPUT, layer, nullptr, rows);
-        norm_rows(m, x, y.feed_forward_norm, rows.count, normed);
-        multiply_all(m, own, GATE_UP, layer, normed, rows);
-        multiply_all(m, own, DOWN, layer, nullptr, rows);
-    }
+    for (int layer = 0; layer < m.w->shape.layers; layer++)
+        for (int part = 0; part < m.w->part_count; part++)
+            bundle_part(m, own, bundle, m.w->parts[part], layer, rows);
     const Rows outputs = outputs_of(m.step, rows);
-    norm_outputs(m, outputs, normed);
-    multiply_all(m, own, HEAD, 0, normed, outputs);
+    norm_outputs(m, outputs, own.normed.floats());
+    multiply_all(m, own, HEAD, 0, own.normed.floats(), outputs);
     for (int o = 0; o < outputs.count; o++) choose_output(m, own, outputs.first + o);
 }
 
@@ -80,7 +94,7 @@ struct Costs {
 Costs costs_of(const Model& m) {
     const mlk_shape& s = m.w->shape;
     double row = 0;
-    for (Kind kind : {QKV, OUTPUT, GATE_UP, DOWN}) {
+    for (Kind kind : {QKV, OUTPUT, UP, DOWN}) {
         const Weight& w = weight_of(m, kind, 0);
         row += 1.0 * s.layers * w.inputs * w.outputs;
     }

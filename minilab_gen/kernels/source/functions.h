@@ -1,6 +1,7 @@
-// exp and SiLU out of correctly rounded operations (rule 4).
+// exp and what is made of it, out of correctly rounded operations (rule 4).
 #pragma once
 
+#include "minilab_kernels.h"
 #include "vector.h"
 
 namespace {
@@ -32,13 +33,47 @@ MLK_INLINE V16 exp16(const V16& x) {
     return each([&](int i) MLK_LAMBDA { return exp(x.part[i]); });
 }
 
-// x / (1 + exp(-x))
-MLK_INLINE V16 silu16(const V16& x) {
-    return each([&](int i) MLK_LAMBDA {
-        const Vec most = splat(88.f);
-        const Vec minus = -x.part[i];
-        return x.part[i] / (splat(1.f) + exp(select(minus > most, most, minus)));
-    });
+// x / (1 + exp(minus)): x times the logistic function of -minus.
+MLK_INLINE Vec gated_by(Vec x, Vec minus) {
+    const Vec most = splat(88.f);
+    return x / (splat(1.f) + exp(select(minus > most, most, minus)));
+}
+
+// Elfwing et al. 2018, "Sigmoid-Weighted Linear Units".
+MLK_INLINE Vec silu(Vec x) { return gated_by(x, -x); }
+
+// Hendrycks and Gimpel 2016, "Gaussian Error Linear Units", by tanh: x (1 + tanh u) / 2 = x / (1 + exp(-2 u)).
+MLK_INLINE Vec gelu_tanh(Vec x) {
+    const Vec cubed = fma(x * x * x, splat(0.044715f), x);
+    return gated_by(x, cubed * splat(-1.5957691216057308f));  // -2 sqrt(2 / pi)
+}
+
+// The same by the error function: x erfc(-x / sqrt 2) / 2. Press et al. 1992, "Numerical Recipes", section 6.2: of z
+// at least 0, erfc(z) = t exp(-z^2 + P(t)) with t = 1 / (1 + z / 2), within 1.2e-7 of itself.
+MLK_INLINE Vec gelu(Vec x) {
+    const Vec scaled = x * splat(-0.70710678118654752f), zero = splat(0.f), one = splat(1.f);
+    const Vec z = select(scaled < zero, -scaled, scaled);
+    const Vec t = one / fma(z, splat(0.5f), one);
+    Vec p = splat(0.17087277f);
+    p = fma(p, t, splat(-0.82215223f));
+    p = fma(p, t, splat(1.48851587f));
+    p = fma(p, t, splat(-1.13520398f));
+    p = fma(p, t, splat(0.27886807f));
+    p = fma(p, t, splat(-0.18628806f));
+    p = fma(p, t, splat(0.09678418f));
+    p = fma(p, t, splat(0.37409196f));
+    p = fma(p, t, splat(1.00002368f));
+    p = fma(p, t, splat(-1.26551223f));
+    const Vec beyond = t * exp(fma(-z, z, p));
+    return x * splat(0.5f) * select(scaled < zero, splat(2.f) - beyond, beyond);
+}
+
+MLK_INLINE V16 activated(int activation, const V16& x) {
+    switch (activation) {
+        case MLK_SILU: return each([&](int i) MLK_LAMBDA { return silu(x.part[i]); });
+        case MLK_GELU_TANH: return each([&](int i) MLK_LAMBDA { return gelu_tanh(x.part[i]); });
+        default: return each([&](int i) MLK_LAMBDA { return gelu(x.part[i]); });
+    }
 }
 
 }  // namespace

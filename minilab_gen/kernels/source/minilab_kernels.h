@@ -12,47 +12,77 @@ extern "C" {
 #endif
 
 #define MLK_API __attribute__((visibility("default")))
-#define MLK_ABI 4      /* of this file: what a caller was compiled or written against */
+#define MLK_ABI 5      /* of this file: what a caller was compiled or written against */
 #define MLK_NUMERICS 1 /* of the bits: raised whenever any logit or draw changes */
 
 typedef struct mlk_model mlk_model;
 typedef struct mlk_sampler mlk_sampler;
 
+/* What a model is made of. A layer adds to the residual stream what attention gives, then what its feed-forward part
+ * gives; the fields say what stands before, between and behind these. */
 typedef struct mlk_shape {
     int32_t vocab, context, layers, heads, kv_heads, head_dim, d_model, d_hidden;
-    int32_t tied, qkv_bias, head_norm, output_bias; /* 0 or 1 */
-    double norm_eps, rope_theta;
-    int32_t rope_kind;                         /* of mlk_rope_kind; each reads of what follows what it needs */
-    int32_t rope_truncate;                     /* whether YaRN's mixture begins and ends at whole dimensions; 0 or 1 */
-    double rope_factor;                        /* what slow angles are divided by */
-    double rope_low, rope_high, rope_original; /* turns within so many positions, between which angles are mixed */
-    double rope_attention;                     /* what sines and cosines are multiplied by; 0 is 1 */
-    const float* rope_divisors;                /* (head_dim / 2), of each frequency */
+    int32_t rope_dim;                                     /* of a head, its first so many dimensions are turned; even */
+    int32_t tied, learned_positions;                      /* 0 or 1, as all that follow */
+    int32_t qkv_bias, output_bias, feed_forward_bias;     /* of products */
+    int32_t layer_norm;                                   /* means are taken away, and norms have biases; else RMS norms */
+    int32_t pre_norm, post_norm;                          /* what a part reads is normed; what it adds is */
+    int32_t head_norm, row_norm;                          /* queries and keys are: each head, or all heads as one row */
+    int32_t parallel;                                     /* both parts read what the layer was given */
+    int32_t gated, activation;                            /* of the feed-forward part; of mlk_activation */
+    double norm_eps, gain_offset;                         /* what is added to stored gains */
+    double embedding_scale, residual_scale;               /* multiply embeddings, and what a part adds */
+    double attention_scale;                               /* multiplies scores; 0 is 1 / sqrt(head_dim) */
+    double logit_divisor;
 } mlk_shape;
 
+enum mlk_activation { MLK_SILU, MLK_GELU_TANH, MLK_GELU };
+
+/* Rotary positions. Each kind reads of what follows it what it needs. */
+typedef struct mlk_rope {
+    int32_t kind;                   /* of mlk_rope_kind */
+    int32_t truncate;               /* whether YaRN's mixture begins and ends at whole dimensions; 0 or 1 */
+    double theta;
+    double factor;                  /* what slow angles are divided by */
+    double low, high, original;     /* turns within so many positions, between which angles are mixed */
+    double attention;               /* what sines and cosines are multiplied by; 0 is 1 */
+    const float* divisors;          /* (rope_dim / 2), of each frequency */
+} mlk_rope;
+
 enum mlk_rope_kind { MLK_ROPE_PLAIN, MLK_ROPE_LINEAR, MLK_ROPE_LLAMA3, MLK_ROPE_YARN, MLK_ROPE_LONG };
+
+#define MLK_ROPES 2 /* of a model; a layer has one of them or none */
 
 enum mlk_type { MLK_FLOAT32 = 0, MLK_BFLOAT16 = 1, MLK_INT8 = 2, MLK_FLOAT16 = 3 }; /* float16 as a source only */
 
 enum mlk_tensor {
     MLK_EMBEDDING,
+    MLK_POSITIONS, /* learned ones, (context, d_model) */
     MLK_NORM,
+    MLK_NORM_BIAS,
     MLK_HEAD, /* the head of untied models */
     MLK_ATTENTION_NORM,
+    MLK_ATTENTION_NORM_BIAS,
     MLK_QUERY,
     MLK_KEY,
     MLK_VALUE,
     MLK_QUERY_BIAS,
     MLK_KEY_BIAS,
     MLK_VALUE_BIAS,
-    MLK_OUTPUT_BIAS,
     MLK_QUERY_NORM,
     MLK_KEY_NORM,
     MLK_OUTPUT,
+    MLK_OUTPUT_BIAS,
+    MLK_ATTENTION_POST_NORM,
     MLK_FEED_FORWARD_NORM,
+    MLK_FEED_FORWARD_NORM_BIAS,
     MLK_GATE,
+    MLK_GATE_BIAS,
     MLK_UP,
+    MLK_UP_BIAS,
     MLK_DOWN,
+    MLK_DOWN_BIAS,
+    MLK_FEED_FORWARD_POST_NORM,
     MLK_TENSORS
 };
 
@@ -83,6 +113,9 @@ MLK_API mlk_model* mlk_beside(const mlk_model* model, int32_t slots, int32_t thr
 MLK_API void mlk_destroy(mlk_model* model);
 MLK_API int32_t mlk_set(mlk_model* model, int32_t tensor, int32_t layer, int32_t source_type, const void* data,
                         int64_t rows, int64_t columns); /* a vector has 1 row */
+MLK_API int32_t mlk_set_rope(mlk_model* model, int32_t index, const mlk_rope* rope);
+/* How a layer attends: over so many positions up to its own, 0 for all; by which rope, -1 for none. Without a call: 0, 0. */
+MLK_API int32_t mlk_set_layer(mlk_model* model, int32_t layer, int32_t window, int32_t rope);
 MLK_API int32_t mlk_run(mlk_model* model, const mlk_step* step);
 MLK_API void mlk_release(mlk_model* model, int32_t slot);       /* give the memory of a slot's keys and values back */
 MLK_API int32_t mlk_threads(mlk_model* model, int32_t threads); /* use so many of those made; returns how many */
@@ -97,9 +130,11 @@ MLK_API int32_t mlk_choose(const float* logits, int64_t stride, int32_t rows, in
 MLK_API int32_t mlk_probabilities(const float* logits, int32_t vocab, const mlk_sampler* sampler, float* out);
 
 /* For tests. */
-MLK_API int32_t mlk_rope(const mlk_shape* shape, float* cosine, float* sine); /* both (context, head_dim / 2) */
-MLK_API int32_t mlk_functions(const float* a, const float* b, const float* c, float* fused, float* exps, float* silus,
-                              int32_t count);
+MLK_API int32_t mlk_rope_tables(const mlk_rope* rope, int32_t rope_dim, int32_t context, float* cosine,
+                                float* sine); /* both (context, rope_dim / 2) */
+/* fused = fma(a, b, c), exps = exp(a), activations = that of a */
+MLK_API int32_t mlk_functions(const float* a, const float* b, const float* c, float* fused, float* exps,
+                              float* activations, int32_t activation, int32_t count);
 MLK_API void mlk_to_bfloat16(const float* from, uint16_t* to, int64_t count);
 MLK_API void mlk_from_float16(const uint16_t* from, float* to, int64_t count);
 MLK_API void mlk_logarithms(const double* from, double* to, int64_t count);

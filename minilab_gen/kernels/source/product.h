@@ -89,8 +89,10 @@ MLK_INLINE void finish(const mlk::Product& job, const float* sums, int row, int 
                 store16(out + p * LANES, sum);
             } else if (job.epilogue == mlk::ADD) {
                 store16(out + p * LANES, load16(out + p * LANES) + sum);
+            } else if (job.epilogue == mlk::ACTIVATE) {
+                store16(out + p * LANES, activated(job.activation, sum));
             } else if (p % 2 == 0) {
-                store16(gate, silu16(sum));
+                store16(gate, activated(job.activation, sum));
             } else {
                 store16(out + p / 2 * LANES, load16(gate) * sum);
             }

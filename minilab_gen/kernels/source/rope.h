@@ -5,7 +5,9 @@
 
 namespace mlk {
 
-// Cosine and sine of each position and frequency, both (context, head_dim / 2).
-void rope_tables(const mlk_shape& shape, float* cosine, float* sine);
+// What is wrong with a rope of so many dimensions, or null.
+const char* wrong_rope(const mlk_rope& rope, int rope_dim);
+// Cosine and sine of each position and frequency, both (context, rope_dim / 2).
+void rope_tables(const mlk_rope& rope, int rope_dim, int context, float* cosine, float* sine);
 
 }  // namespace mlk

@@ -5,7 +5,7 @@
 
 namespace {
 
-void norm(const mlk::Norm& job) {
+void rms_norm(const mlk::Norm& job) {
     V16 sum = zero16();
     for (int i = 0; i < job.size; i += LANES) {
         const V16 x = load16(job.x + i);
@@ -15,15 +15,43 @@ void norm(const mlk::Norm& job) {
     for (int i = 0; i < job.size; i += LANES) store16(job.out + i, load16(job.x + i) * inverse * load16(job.gain + i));
 }
 
-// A head, normed where it has a gain, its halves turned by the angle of the position: into `to`, (head_dim).
+// What x is above its mean, 0 behind the end; `at` is a multiple of 16.
+MLK_INLINE V16 centred(const mlk::Norm& job, int at, const V16& mean) {
+    const V16 above = load16(job.x + at) - mean;
+    if (at + LANES <= job.size) return above;
+    alignas(64) float rest[LANES];
+    store16(rest, above);
+    for (int i = job.size - at; i < LANES; i++) rest[i] = 0.f;
+    return load16(rest);
+}
+
+void layer_norm(const mlk::Norm& job) {
+    const float size = static_cast<float>(job.size);
+    V16 sum = zero16();
+    for (int i = 0; i < job.size; i += LANES) sum = sum + load16(job.x + i);
+    const V16 mean = splat16(sum_of_lanes(sum) / size);
+    sum = zero16();
+    for (int i = 0; i < job.size; i += LANES) {
+        const V16 x = centred(job, i, mean);
+        sum = fma16(x, x, sum);
+    }
+    const V16 inverse = splat16(1.f / __builtin_sqrtf(sum_of_lanes(sum) / size + job.eps));
+    for (int i = 0; i < job.size; i += LANES)
+        store16(job.out + i, fma16(centred(job, i, mean) * inverse, load16(job.gain + i), load16(job.bias + i)));
+}
+
+void norm(const mlk::Norm& job) { job.bias ? layer_norm(job) : rms_norm(job); }
+
+// A head, normed where it has a gain, the halves of its first dimensions turned by the angles of the position: into
+// `to`, (head_dim).
 void turn(const float* head, const mlk::Place& job, const float* gain, float* to) {
-    const int size = job.head_dim, half = size / 2;
+    const int size = job.head_dim, half = job.rope_dim / 2;
     alignas(64) float normed[LARGEST_HEAD];
     const float* own = head;
     if (gain) {
         for (int d = 0; d < size; d++) normed[d] = head[d];
         for (int d = size; d < padded(size); d++) normed[d] = 0.f;
-        norm({normed, normed, gain, size, job.eps});
+        rms_norm({normed, normed, gain, nullptr, size, job.eps});
         own = normed;
     }
     alignas(64) float low[LANES], high[LANES];
@@ -44,6 +72,7 @@ void turn(const float* head, const mlk::Place& job, const float* gain, float* to
         store16(high, fma16(b, c, a * s));
         for (int i = 0; i < count; i++) to[d + i] = low[i], to[half + d + i] = high[i];
     }
+    for (int d = job.rope_dim; d < size; d++) to[d] = own[d];
 }
 
 void place(const mlk::Place& job) {
@@ -111,11 +140,12 @@ void divide(float* numbers, int count, float by) {
     for (int i = 0; i < count; i += LANES) store16(numbers + i, load16(numbers + i) / divisor);
 }
 
-void functions(const float* a, const float* b, const float* c, float* fused, float* exps, float* silus, int count) {
+void functions(const float* a, const float* b, const float* c, float* fused, float* exps, float* activations,
+               int activation, int count) {
     for (int i = 0; i < count; i += LANES) {
         store16(fused + i, fma16(load16(a + i), load16(b + i), load16(c + i)));
         store16(exps + i, exp16(load16(a + i)));
-        store16(silus + i, silu16(load16(a + i)));
+        store16(activations + i, activated(activation, load16(a + i)));
     }
 }
 

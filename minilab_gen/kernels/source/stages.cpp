@@ -7,13 +7,22 @@ namespace mlk {
 
 namespace {
 
-constexpr int STAGES_OF_A_LAYER = 6;
 constexpr int UNIT = 12;   // prompt tokens that attend as one piece
 constexpr int LONG = 512;  // positions from which a lone token's heads are worth splitting
 
 // Panels that stay together: a gate's and what it gates.
-int width_of(Kind kind) { return kind == GATE_UP ? 2 : 1; }
-int panels_of(const Model& m, Kind kind) { return weight_of(m, kind, 0).panels / width_of(kind); }
+int width_of(const Model& m, Kind kind) { return kind == UP && m.w->shape.gated ? 2 : 1; }
+int panels_of(const Model& m, Kind kind) { return weight_of(m, kind, 0).panels / width_of(m, kind); }
+
+struct PartAt {
+    Kind kind;
+    int layer;
+};
+PartAt part_at(const Model& m, int stage) {
+    const int parts = m.w->part_count, layer = stage / parts;
+    if (layer < m.w->shape.layers) return {m.w->parts[stage % parts], layer};
+    return {stage == layer * parts ? HEAD : CHOOSE, 0};
+}
 
 // How many pieces a product is handed out in: some for each thread, so that one that is late takes fewer.
 int pieces_of(const Model& m, Kind kind, int rows) {
@@ -22,7 +31,7 @@ int pieces_of(const Model& m, Kind kind, int rows) {
     return threads == 1 ? 1 : std::min(panels, threads * each);
 }
 int start_of(const Model& m, Kind kind, int piece) {
-    return static_cast<int>(int64_t{panels_of(m, kind)} * piece / m.chunks[kind]) * width_of(kind);
+    return static_cast<int>(int64_t{panels_of(m, kind)} * piece / m.chunks[kind]) * width_of(m, kind);
 }
 
 // Where the piece begins that a thread will probably take after this one: the others take those between.
@@ -37,11 +46,13 @@ const char* piece_after(const Model& m, Kind kind, int layer, int piece) {
 }
 
 // Normed rows of the residual stream; each thread makes its own once for a stage, which is quicker than to wait.
-const float* normed_for(Model& m, Own& own, int stage, const float* gain) {
-    const int64_t wanted = m.steps * (m.w->shape.layers * STAGES_OF_A_LAYER + 2) + stage;
+const float* normed_for(Model& m, Own& own, int stage, PartAt part) {
+    const Gains gains = gains_before(m, part.kind, part.layer);
+    if (!gains.gain) return m.x.floats();
+    const int64_t wanted = m.steps * m.stages() + stage;
     if (own.normed_for != wanted) {
-        if (gain) norm_rows(m, m.x.floats(), gain, m.step.rows, own.normed.floats());
-        else norm_outputs(m, {0, m.step.outputs}, own.normed.floats());
+        if (part.kind == HEAD) norm_outputs(m, {0, m.step.outputs}, own.normed.floats());
+        else norm_rows(m, m.x.floats(), gains, m.step.rows, own.normed.floats());
         own.normed_for = wanted;
     }
     return own.normed.floats();
@@ -50,26 +61,22 @@ const float* normed_for(Model& m, Own& own, int stage, const float* gain) {
 void shared_piece(void* context, int thread, int stage, int piece) {
     Model& m = *static_cast<Model*>(context);
     Own& own = m.own[thread];
-    const int layer = std::min(stage / STAGES_OF_A_LAYER, m.w->shape.layers - 1);
-    const Kind kind = static_cast<Kind>(stage < m.w->shape.layers * STAGES_OF_A_LAYER
-                                            ? stage % STAGES_OF_A_LAYER
-                                            : HEAD + stage - m.w->shape.layers * STAGES_OF_A_LAYER);
-    const Layer& y = m.w->layers[layer];
-    if (kind == PLACE) {
-        for (int kv = 0; kv < m.w->shape.kv_heads; kv++) place(m, layer, piece, kv);
-    } else if (kind == ATTEND) {
-        const int part = piece % m.parts, kv = piece / m.parts % m.w->shape.kv_heads;
-        const Run unit = m.units[piece / m.parts / m.w->shape.kv_heads];
-        if (!m.chunks[PLACE]) place(m, layer, unit.first, kv);
-        attend(m, own, layer, unit, kv, m.w->group * part / m.parts, m.w->group * (part + 1) / m.parts);
-    } else if (kind == CHOOSE) {
-        choose_output(m, own, piece);
-    } else {
-        const float* gain = kind == QKV ? y.attention_norm : kind == GATE_UP ? y.feed_forward_norm : nullptr;
-        const float* x = gain || kind == HEAD ? normed_for(m, own, stage, gain) : nullptr;
-        const Rows rows = {0, kind == HEAD ? m.step.outputs : m.step.rows};
-        multiply(m, own, kind, layer, x, rows, start_of(m, kind, piece), start_of(m, kind, piece + 1),
-                 piece_after(m, kind, layer, piece));
+    const PartAt at = part_at(m, stage);
+    switch (at.kind) {
+        case PLACE: return place_row(m, at.layer, piece);
+        case ATTEND: {
+            const int part = piece % m.parts, kv = piece / m.parts % m.w->shape.kv_heads;
+            const Run unit = m.units[piece / m.parts / m.w->shape.kv_heads];
+            if (!m.chunks[PLACE]) place(m, at.layer, unit.first, kv);
+            return attend(m, own, at.layer, unit, kv, m.w->group * part / m.parts, m.w->group * (part + 1) / m.parts);
+        }
+        case SETTLE_ATTENTION:
+        case SETTLE_FEED_FORWARD: return settle(m, at.kind, at.layer, piece);
+        case CHOOSE: return choose_output(m, own, piece);
+        default:
+            multiply(m, own, at.kind, at.layer, normed_for(m, own, stage, at),
+                     {0, at.kind == HEAD ? m.step.outputs : m.step.rows}, start_of(m, at.kind, piece),
+                     start_of(m, at.kind, piece + 1), piece_after(m, at.kind, at.layer, piece));
     }
 }
 
@@ -88,15 +95,16 @@ void run_stages(Model& m) {
     }
     const bool is_split = m.unit_count * kv_heads < threads && longest >= LONG;
     m.parts = is_split ? std::min(m.w->group, threads) : 1;
-    for (Kind kind : {QKV, OUTPUT, GATE_UP, DOWN}) m.chunks[kind] = pieces_of(m, kind, s.rows);
-    m.chunks[PLACE] = m.run_count < s.rows || m.parts > 1 ? s.rows : 0;  // else a row is placed where it attends
+    for (Kind kind : {QKV, OUTPUT, UP, DOWN}) m.chunks[kind] = pieces_of(m, kind, s.rows);
+    const bool is_apart = m.run_count < s.rows || m.parts > 1 || m.w->shape.row_norm;
+    m.chunks[PLACE] = is_apart ? s.rows : 0;  // else a row is placed where it attends
+    m.chunks[SETTLE_ATTENTION] = m.chunks[SETTLE_FEED_FORWARD] = s.rows;
     m.chunks[ATTEND] = m.unit_count * kv_heads * m.parts;
     m.chunks[HEAD] = s.outputs ? pieces_of(m, HEAD, s.outputs) : 0;
     m.chunks[CHOOSE] = s.outputs;
     for (int r = 0; r < s.rows; r++) embed(m, r);
-    const int stages = m.w->shape.layers * STAGES_OF_A_LAYER + 2;
-    for (int i = 0; i < stages; i++)
-        m.stage_pieces[i] = i < stages - 2 ? m.chunks[i % STAGES_OF_A_LAYER] : m.chunks[HEAD + i - (stages - 2)];
+    const int stages = m.stages();
+    for (int i = 0; i < stages; i++) m.stage_pieces[i] = m.chunks[part_at(m, i).kind];
     m.team.run(m.stage_pieces, stages, shared_piece, &m);
 }
 

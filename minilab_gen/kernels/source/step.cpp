@@ -54,7 +54,7 @@ bool make_room(Model& m, int rows, int outputs) {
     m.lists_bytes = lists * 8;
     bool is_there = m.lists.at_least(lists * 2 + m.slots / 4 + 1) && m.x.at_least(n * m.w->d_model) &&
                     m.qkv_rows.at_least(n * m.w->qkv) && m.mixed_rows.at_least(n * m.w->mixed) &&
-                    m.hidden.at_least(n * m.w->d_hidden) &&
+                    m.hidden.at_least(n * m.w->d_hidden) && (!m.w->settles || m.added.at_least(n * m.w->d_model)) &&
                     m.logits.at_least(int64_t{outputs} * m.w->head.panels * LANES);
     const int64_t widest = std::max({m.w->shape.d_model, m.w->shape.d_hidden, m.w->shape.heads * m.w->shape.head_dim});
     for (int t = 0; is_there && t < m.team.made(); t++) {

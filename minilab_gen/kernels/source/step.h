@@ -5,8 +5,6 @@
 
 namespace mlk {
 
-enum Kind : int { QKV, PLACE, ATTEND, OUTPUT, GATE_UP, DOWN, HEAD, CHOOSE };
-
 struct Rows {
     int first, count;
 };
@@ -21,14 +19,24 @@ const Weight& weight_of(const Model& m, Kind kind, int layer);
 ProductAt after(const Model& m, Kind kind, int layer);
 
 void embed(Model& m, int row);
-void norm_rows(const Model& m, const float* x, const float* gain, int rows, float* to);
+
+// What a part reads: rows of the residual stream, normed where the model has norms before its parts.
+struct Gains {
+    const float *gain, *bias;
+};
+Gains gains_before(const Model& m, Kind kind, int layer);
+void norm_rows(const Model& m, const float* x, Gains gains, int rows, float* to);
 // Panels `first` to `last` of a product; `next` is what the thread will read afterwards.
 void multiply(Model& m, Own& own, Kind kind, int layer, const float* x, Rows rows, int first, int last,
               const char* next);
 // Keys and values of one row and key head go into its slot; its queries are turned.
 void place(Model& m, int layer, int row, int kv);
+// The same for all its heads, whose queries and keys are normed together where the model has that.
+void place_row(Model& m, int layer, int row);
 // Heads from `first` to `last` of a key head, for some tokens of one sequence.
 void attend(Model& m, Own& own, int layer, Run tokens, int kv, int first, int last);
+// What a part gave for a row is normed, scaled and added to the residual stream.
+void settle(Model& m, Kind kind, int layer, int row);
 void norm_outputs(const Model& m, Rows outputs, float* to);
 void choose_output(Model& m, Own& own, int output);
 
