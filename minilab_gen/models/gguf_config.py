@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import struct
 from array import array
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from minilab_gen.errors import CheckpointError
@@ -25,12 +26,29 @@ class _Architecture:
     model_type: str
     paired_rows: bool = False
     """Whether rows of queries and keys that turn together stand side by side, and not half a head apart."""
+    scales: Mapping[str, str] = field(default_factory=dict)
+    """Keys of numbers that only it has: those in ``config.json``."""
+    always: Mapping[str, Any] = field(default_factory=dict)
+    """Keys that may say nothing else."""
 
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
 
 ARCHITECTURES: Final = {
     "llama": _Architecture("LlamaForCausalLM", "llama", paired_rows=True),
+    "granite": _Architecture(
+        "GraniteForCausalLM",
+        "granite",
+        paired_rows=True,
+        scales={
+            "attention.scale": "attention_multiplier",
+            "embedding_scale": "embedding_multiplier",
+            "residual_scale": "residual_multiplier",
+            "logit_scale": "logits_scaling",
+        },
+        always={"rope.scaling.finetuned": True},  # else llama.cpp leaves its positions out
+    ),
+    "smollm3": _Architecture("SmolLM3ForCausalLM", "smollm3", paired_rows=True),
     "qwen2": _Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": _Architecture("Qwen3ForCausalLM", "qwen3"),
 }
@@ -53,8 +71,8 @@ _READ: Final = frozenset(
         *("rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
     }
 )
-_HARMLESS: Final = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned", "attention.causal"})
-"""The first two repeat what tensors say; a model that reads both ways would be no chat model at all, see below."""
+_HARMLESS: Final = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
+"""The first two repeat what tensors say, the third is about training."""
 
 _ONLY: Final = {"expert_count": 0, "expert_used_count": 0, "attention.causal": True, "pooling_type": 0}
 """Keys that may be there but say nothing else."""
@@ -68,7 +86,7 @@ def described_config(header: GgufHeader) -> dict[str, Any]:
     if known is None:
         rule = f"general.architecture must be one of {', '.join(ARCHITECTURES)}"
         raise CheckpointError(f"{header.path}: {rule}, got {shown(name)}")
-    _check_keys(header, name)
+    _check_keys(header, name, known)
     config = {theirs: _of_all_layers(header, f"{name}.{key}") for key, theirs in _WHOLE.items()}
     heads = config["num_attention_heads"]
     config["num_key_value_heads"] = _of_all_layers(header, f"{name}.attention.head_count_kv", heads)
@@ -80,6 +98,7 @@ def described_config(header: GgufHeader) -> dict[str, Any]:
         **config,
         "vocab_size": _embedding(header).shape[0],
         "rms_norm_eps": as_written(header.need(f"{name}.attention.layer_norm_rms_epsilon", float)),
+        **{theirs: as_written(header.need(f"{name}.{key}", float)) for key, theirs in known.scales.items()},
         "tie_word_embeddings": _HEAD not in header.tensors,
         "partial_rotary_factor": None if rotated in (None, head_dim) else rotated / head_dim,
         **rope_of(header, name, config["max_position_embeddings"], head_dim),
@@ -116,15 +135,16 @@ def _check_kind(header: GgufHeader) -> None:
         )
 
 
-def _check_keys(header: GgufHeader, name: str) -> None:
+def _check_keys(header: GgufHeader, name: str, known: _Architecture) -> None:
     """Refuse keys of the model that may stand for a computation that would not be done."""
+    only = _ONLY | dict(known.always)
     for key, value in header.metadata.items():
         own = key.removeprefix(f"{name}.")
-        if own == key or own in _READ:
+        if own == key or own in _READ or own in known.scales:
             continue
-        if own in _ONLY and value != _ONLY[own]:
-            raise CheckpointError(f"{header.path}: {key} must be {_ONLY[own]}, got {shown(value)}")
-        if own not in _ONLY and own not in _HARMLESS:
+        if own in only and value != only[own]:
+            raise CheckpointError(f"{header.path}: {key} must be {only[own]}, got {shown(value)}")
+        if own not in only and own not in _HARMLESS:
             what = "is not understood and may stand for another computation"
             raise CheckpointError(f"{header.path}: the key {key} {what}: {shown(value)}")
 

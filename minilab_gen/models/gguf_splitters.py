@@ -58,7 +58,7 @@ _TEKKEN: Final = Splitter(_words(r"\p{N}", _BY_CASE, "/"), whole_words=True, beg
 
 SPLITTERS: Final = {
     **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
-    **dict.fromkeys(("smollm", "starcoder"), _DIGITS),
+    **dict.fromkeys(("smollm", "starcoder", "refact"), _DIGITS),
     "qwen2": _QWEN2,
     "gpt-2": _GPT2,
     "tekken": _TEKKEN,

@@ -62,6 +62,13 @@ class Case:
 
 _WIDE = {"intermediate_size": 96}  # a multiple of 32, as blocks of four bits need
 
+_GRANITE = {
+    "attention_multiplier": 0.3,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 1.5,
+}
+
 CASES = {
     "llama with pieces": Case(Kind("Llama", {"num_key_value_heads": 8}), _pieces),
     "llama of few bits, grouped heads": Case(
@@ -76,6 +83,10 @@ CASES = {
     ),
     "llama with biases": Case(Kind("Llama", {"attention_bias": True, "head_dim": 24}), _pieces),
     "llama with biases everywhere": Case(Kind("Llama", {"attention_bias": True, "mlp_bias": True}), _llama_3),
+    "granite of few bits": Case(Kind("Granite", {**_GRANITE, **_WIDE}), _llama_3, Content(_mixed)),
+    "smollm 3": Case(
+        Kind("SmolLM3", {"num_hidden_layers": 5, "tie_word_embeddings": True, "pad_token_id": None}), _llama_3
+    ),
     "qwen 2": Case(Kind("Qwen2", {"num_key_value_heads": 2, "rope_theta": 1_000_000.0}), _qwen),
     "qwen 3 of few bits": Case(
         Kind("Qwen3", {"head_dim": 32, "tie_word_embeddings": True, **_WIDE}), _qwen, Content(_mixed)
@@ -261,6 +272,7 @@ def test_a_window_makes_a_llama_a_mistral(tmp_path: Path) -> None:
         ("general.type", "adapter", r"general.type must be model, got 'adapter'"),
         ("split.count", 3, r"is one of 3 files; .* llama-gguf-split --merge"),
         ("llama.expert_count", 8, r"llama.expert_count must be 0, got 8"),
+        ("llama.attention.causal", False, r"llama.attention.causal must be True, got False"),
         ("llama.logit_scale", 0.5, r"the key llama.logit_scale is not understood .*: 0.5"),
         ("llama.context_length", None, r"lacks the key llama.context_length"),
         ("llama.context_length", "128", r"llama.context_length must be one number of at least 1, got '128'"),
@@ -292,6 +304,14 @@ def test_a_tensor_that_no_part_takes_is_named(tmp_path: Path, name: str) -> None
     written = write_gguf(tmp_path / "model.gguf", Kind("Llama"), _llama_3(), content)
 
     with pytest.raises(CheckpointError, match=f"no part of this model takes {name}"):
+        checkpoint_of(written.path).check()
+
+
+def test_a_granite_without_positions_is_refused(tmp_path: Path) -> None:
+    content = Content(keys={"granite.rope.scaling.finetuned": False})
+    written = write_gguf(tmp_path / "model.gguf", Kind("Granite", _GRANITE), _llama_3(), content)
+
+    with pytest.raises(CheckpointError, match=r"granite.rope.scaling.finetuned must be True, got False"):
         checkpoint_of(written.path).check()
 
 

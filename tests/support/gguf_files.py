@@ -17,6 +17,9 @@ from support.family_checkpoints import CONTEXT, SHAPE, Kind
 
 Type = gguf.GGMLQuantizationType
 
+PAIRED = ("llama", "granite", "smollm3")
+"""Architectures whose queries and keys have rows that turn together side by side."""
+
 MODULES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
@@ -68,7 +71,7 @@ def write_gguf(path: Path, kind: Kind, tokens: Mapping[str, Any], content: Conte
         for name, weight in model.named_parameters():
             around = 1.0 if name.endswith("norm.weight") else 0.0
             weight.normal_(around, 0.3 if weight.dim() == 1 else 1.5 * weight.shape[1] ** -0.5)
-    name = {"Llama": "llama", "Qwen2": "qwen2", "Qwen3": "qwen3"}[kind.family]
+    name = kind.family.lower()
     keys = {**_shape_keys(name, config), **{f"tokenizer.ggml.{key}": value for key, value in tokens.items()}}
     _write(path, name, {**keys, **content.keys}, _packed(model, config, name, content))
     return Written(path, model)
@@ -87,6 +90,9 @@ def _shape_keys(name: str, config: Any) -> dict[str, Any]:
     }
     if getattr(config, "head_dim", None):
         keys |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+    if name == "granite":
+        keys |= {"attention.scale": config.attention_multiplier, "embedding_scale": config.embedding_multiplier}
+        keys |= {"residual_scale": config.residual_multiplier, "logit_scale": config.logits_scaling}
     return {f"{name}.{key}": value for key, value in keys.items()}
 
 
@@ -101,7 +107,7 @@ def _packed(model: Any, config: Any, name: str, content: Content) -> dict[str, t
         kind = content.types(called) if weight.dim() == 2 else Type.F32
         values = gguf.quantize(weight.numpy(), kind)
         weight.copy_(torch.from_numpy(gguf.dequantize(values, kind).reshape(weight.shape)))
-        turned = heads.get(called.split(".")[-2]) if name == "llama" else None
+        turned = heads.get(called.split(".")[-2]) if name in PAIRED else None
         packed[called] = (_permuted(values, turned) if turned else values, kind)
     for called, values in content.tensors.items():
         packed.pop(called, None)
