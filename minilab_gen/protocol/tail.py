@@ -43,26 +43,27 @@ class Cursor:
         if type(after) is not int or not 0 <= after <= _LAST_NUMBER:
             raise RequestError(f"a stream is read from after token 0 to {_LAST_NUMBER}, got {after!r}")
         self.key = keys.token_stream(keys.check_job_id(job_id))
-        self._after = after
+        self.after = after
+        """The number of the last token that was taken."""
         self.ended = False
 
     @property
     def position(self) -> dict[Any, Any]:
         """What XREAD is to be asked for."""
-        return {self.key: entry_id(self._after)}
+        return {self.key: entry_id(self.after)}
 
     def read(self, answer: Any) -> list[Event]:
         """The events in XREAD's answer. Raises StreamError where a token is missing."""
         events = [decode_entry(entry) for entry in _entries(answer)]
-        check_unbroken(events, self._after)
-        self._after += len(events)
+        check_unbroken(events, self.after)
+        self.after += len(events)
         self.ended = bool(events) and isinstance(events[-1], EndEvent)
         return events
 
     def read_last(self, answer: Any) -> list[Event]:
         """The end, if the last entry is one and lies at or before the cursor: nothing more will come."""
         last = decode_entry(answer[0]) if answer else None
-        self.ended = isinstance(last, EndEvent) and last.number <= self._after
+        self.ended = isinstance(last, EndEvent) and last.number <= self.after
         return [last] if last is not None and self.ended else []
 
 
