@@ -32,6 +32,9 @@ MAX_PROMPT_CHARACTERS = 1_000_000
 """Characters of one prompt: nearly eight for each id, where English has four. A tokenizer takes two seconds for them;
 ten times as many took 18 s and 1.7 GB."""
 
+MAX_ANSWERS = 64
+"""Answers of one submission, which are jobs of their own: as many as a worker runs at a time by default."""
+
 DEFAULT_MAX_NEW_TOKENS = 64
 
 DEFAULT_CHAT_TOKENS = 1024
@@ -64,6 +67,13 @@ def shown(value: object) -> str:
     except ValueError:  # Python writes no integer of more than 4300 digits
         return f"an immense {type(value).__name__}"
     return text if len(text) <= _LONGEST_QUOTE else f"{text[:_LONGEST_QUOTE]}..."
+
+
+def check_n(n: object) -> int:
+    """The number of answers, if one submission may have so many; else RequestError."""
+    if type(n) is not int or not 1 <= n <= MAX_ANSWERS:
+        raise RequestError(f"n must be a whole number from 1 to {MAX_ANSWERS}, got {shown(n)}")
+    return n
 
 
 def check_text(text: str) -> None:

@@ -17,10 +17,7 @@ from rq.job import Job
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import JobState
-from minilab_gen.request import MAX_SEED, GenerationRequest, shown
-
-MAX_ANSWERS: Final = 64
-"""Answers of one request: as many jobs as a worker runs at a time by default."""
+from minilab_gen.request import MAX_ANSWERS, MAX_SEED, GenerationRequest
 
 _MARK: Final = "group"
 """Field of a job's meta: ``id`` and ``n`` of its group, and its own ``index`` there."""
@@ -43,19 +40,17 @@ class Group:
         return {_MARK: {"id": self.group_id, "index": index, "n": self.n}}
 
 
-def check_n(n: object) -> int:
-    """The number of answers, if a request may have so many; else RequestError."""
-    if type(n) is not int or not 1 <= n <= MAX_ANSWERS:
-        raise RequestError(f"n must be a whole number from 1 to {MAX_ANSWERS}, got {shown(n)}")
-    return n
-
-
 def check_group_id(group_id: str) -> str:
     """The id, if the jobs of the largest group may be named after it; else RequestError."""
     longest = keys.LONGEST_JOB_ID - len(_job_id("", MAX_ANSWERS - 1))
     if len(keys.check_job_id(group_id)) > longest:
         raise RequestError(f"the job id of a group must be at most {longest} characters long, got {len(group_id)}")
     return group_id
+
+
+def job_ids_of(name: str, n: int) -> list[str]:
+    """The ids of the jobs that so many answers of this name have; one answer is a job with the very name."""
+    return [name] if n == 1 else Group(name, n).job_ids
 
 
 def seed_of(first: int, index: int) -> int:

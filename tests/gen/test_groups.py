@@ -20,9 +20,7 @@ from minilab_gen.errors import DuplicateJobError, QueueFullError, RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import JobState
 from minilab_gen.protocol.groups import (
-    MAX_ANSWERS,
     Group,
-    check_n,
     find_group,
     jobs_named,
     requests_of,
@@ -30,7 +28,7 @@ from minilab_gen.protocol.groups import (
 )
 from minilab_gen.protocol.jobs import fetch, request_of
 from minilab_gen.protocol.submission import Submission, enqueue, enqueue_answers
-from minilab_gen.request import GREEDY, MAX_SEED, GenerationRequest
+from minilab_gen.request import GREEDY, MAX_ANSWERS, MAX_SEED, GenerationRequest, check_n
 
 FOUR = requests_of(REQUEST, 4)
 IDS = ["x-0", "x-1", "x-2", "x-3"]
