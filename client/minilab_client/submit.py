@@ -145,8 +145,8 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     """Put a job into the queue: continue TEXT, the text in FILE, or --ids. Prints the job id.
 
     With --n above 1, a group of jobs is submitted and its id printed: `tail`, `result`, `status`, `cancel`, `verify`
-    and `retry` take it for all of its jobs. These are named ID-0, ID-1, ..., with the seeds --seed, --seed + 1, ...; the
-    largest is followed by 0.
+    and `retry` take it for all of its jobs. These are named ID-0, ID-1, ... and have the seeds --seed, --seed + 1, ...,
+    with 0 after the largest.
 
     Standard input is read where TEXT is -, or where nothing is given and it is no terminal. With --chat the model
     answers TEXT, in the form that its own chat template gives a conversation; `minilab-client chat` keeps one going.
