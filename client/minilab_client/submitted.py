@@ -21,7 +21,7 @@ from minilab_gen.request import GenerationRequest
 def tell_submitted(name: str, job_ids: Sequence[str], follows: bool, as_json: bool, **details: Any) -> None:
     """Print the id of a new job or group, or say it where text follows on stdout; the details are for JSON only."""
     if as_json:
-        of_group = {"n": len(job_ids), "job_ids": list(job_ids)} if len(job_ids) > 1 else {}
+        of_group = {"job_ids": list(job_ids)} if len(job_ids) > 1 else {}
         write_json({"event": "submitted", "job_id": name, **details, **of_group})
     elif follows:
         say(f"job {name}" if len(job_ids) == 1 else f"group {name}: jobs {job_ids[0]} to {job_ids[-1]}")

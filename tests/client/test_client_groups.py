@@ -73,7 +73,6 @@ def test_json_names_the_jobs_of_a_group() -> None:
         "job_id": "x",
         "model": "base",
         "seed": 7,
-        "n": 2,
         "job_ids": ["x-0", "x-1"],
     }
 
