@@ -10,7 +10,7 @@ import redis
 from minilab_client.answers import worst
 from minilab_client.exit_codes import ExitCode, report
 from minilab_client.output import flush, write_json, write_table
-from minilab_client.status import Standing, write_lines
+from minilab_client.standing import Standing, write_lines
 from minilab_gen.errors import UnknownJobError
 from minilab_gen.protocol.groups import state_of_all
 
