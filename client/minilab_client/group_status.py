@@ -43,7 +43,7 @@ def _show(group_id: str, jobs: Sequence[Standing], *, utc: bool, as_json: bool) 
     now = datetime.now(UTC)
     of_first = jobs[0].lines(now, utc=utc)
     own = {"group": group_id, "state": state}
-    shared = {name: of_first[name] for name in ("waiting", "model", "workers", "prompt", "created")}
+    shared = {name: of_first[name] for name in ("waiting", "model", "workers", "prompt", "settings", "created")}
     write_lines(own | shared | {"tokens": tokens})
     write_table(_HEADINGS, [_row(job, now, utc=utc) for job in jobs])
 

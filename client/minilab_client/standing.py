@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import redis
 
@@ -14,10 +14,15 @@ from minilab_client.follow import reason_to_wait
 from minilab_client.output import write
 from minilab_client.prompt_texts import PromptTexts, shown_prompt
 from minilab_client.times import shown
+from minilab_gen.errors import MiniLabError
 from minilab_gen.protocol.details import JobDetails, details
 from minilab_gen.protocol.endings import settle
 from minilab_gen.protocol.events import EndEvent
-from minilab_gen.protocol.jobs import JobView, view
+from minilab_gen.protocol.jobs import JobView, fetch, request_of, view
+from minilab_gen.request import GREEDY
+
+_LISTED: Final = 8
+"""Entries of a setting that are shown one by one."""
 
 
 def write_lines(lines: Mapping[str, object]) -> None:
@@ -35,6 +40,8 @@ class Standing:
     known: JobDetails
     prompt: str | None
     """Its beginning in words, where they are known."""
+    asked: dict[str, Any] | None
+    """What it asks beside its prompt, as its payload has it; None where its record cannot be read."""
 
     @classmethod
     def of(cls, connection: redis.Redis, job_id: str) -> Self:
@@ -43,18 +50,20 @@ class Standing:
         found = view(connection, job_id)
         (known,) = details(connection, [job_id])
         count = known.prompt_tokens or len(known.first_ids)
-        return cls(found, known, PromptTexts(connection).beginning(found.model, known.first_ids, count))
+        prompt = PromptTexts(connection).beginning(found.model, known.first_ids, count)
+        return cls(found, known, prompt, _settings(connection, job_id))
 
     def speed(self, now: datetime) -> float | None:
         """Tokens per second; None for a job that waits."""
         return None if self.found.state == "queued" else self.known.tokens_per_second(self.found.tokens, now)
 
     def to_json(self) -> dict[str, Any]:
-        return _as_json(self.found, self.known, self.prompt, self.speed(datetime.now(UTC)))
+        shown = _as_json(self.found, self.known, self.prompt, self.speed(datetime.now(UTC)))
+        return shown | {"settings": self.asked}
 
     def lines(self, now: datetime, *, utc: bool) -> dict[str, object]:
-        of_prompt = _prompt_line(self.prompt, self.known)
-        return _lines(self.found) | of_prompt | _time_lines(self.known, now, self.speed(now), utc=utc)
+        of_request = _prompt_line(self.prompt, self.known) | _settings_line(self.asked)
+        return _lines(self.found) | of_request | _time_lines(self.known, now, self.speed(now), utc=utc)
 
 
 def _as_json(found: JobView, known: JobDetails, prompt: str | None, speed: float | None) -> dict[str, Any]:
@@ -75,6 +84,31 @@ def _as_json(found: JobView, known: JobDetails, prompt: str | None, speed: float
         **{name: moment and moment.isoformat(timespec="milliseconds") for name, moment in _times(known).items()},
         **ending,
     }
+
+
+def _settings(connection: redis.Redis, job_id: str) -> dict[str, Any] | None:
+    try:
+        payload = request_of(fetch(connection, job_id)).to_payload()
+    except MiniLabError:
+        return None
+    return {name: value for name, value in payload.items() if name != "prompt"}
+
+
+def _settings_line(asked: dict[str, Any] | None) -> dict[str, object]:
+    """The settings that are not at their defaults; long lists by their lengths."""
+    default = GREEDY.to_payload()
+    parts = [
+        f"{name} {_short(value)}"
+        for name, value in (asked or {}).items()
+        if name == "max_new_tokens" or (value and value != default.get(name))
+    ]
+    return {"settings": ", ".join(parts) or None}
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int | float):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return json.dumps(value) if len(value) <= _LISTED else f"of {len(value)}"
 
 
 def _times(known: JobDetails) -> dict[str, datetime | None]:

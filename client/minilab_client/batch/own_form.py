@@ -8,11 +8,12 @@ from typing import Any, Final
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import Content, Line
 from minilab_gen.errors import RequestError
+from minilab_gen.model_settings import own_ends
 from minilab_gen.protocol.results import Answer
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
-    SETTING_FIELDS,
+    GIVEN_FIELDS,
     check_n,
     given_settings,
     shown,
@@ -22,7 +23,7 @@ from minilab_gen.text.chat import EXTRAS, Conversation
 _PROMPTS: Final = ("prompt", "chat", "ids")
 """What the model is to go on with, in one of three forms."""
 
-_FIELDS: Final = ("custom_id", *_PROMPTS, *EXTRAS, *SETTING_FIELDS, "n")
+_FIELDS: Final = ("custom_id", *_PROMPTS, *EXTRAS, *GIVEN_FIELDS, "n")
 
 
 def read(fields: dict[str, Any], model: AskedModel) -> Content:
@@ -30,17 +31,19 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
     unknown = [name for name in fields if name not in _FIELDS]
     if unknown:
         raise RequestError(f"a line may have the fields {', '.join(_FIELDS)}, got {shown(unknown[0])}")
-    given = given_settings({name: fields[name] for name in SETTING_FIELDS if name in fields})
+    given = given_settings({name: fields[name] for name in GIVEN_FIELDS if name in fields})
     _check_prompts(fields)
     n = check_n(1 if fields.get("n") is None else fields["n"])
     if "chat" in fields:
         said = Conversation.of(fields["chat"]).with_extras(*(fields.get(name) for name in EXTRAS))
-        prompt, ends = model.chat(said)
-        payload = {"prompt": prompt, "max_new_tokens": DEFAULT_CHAT_TOKENS, "stop_ids": ends, **given}
-        return Content(payload, model.chat_as_written(said, fields.get("stop_ids")), n)
+        prompt, chat_ends = model.chat(said)
+        default = {"prompt": prompt, "max_new_tokens": DEFAULT_CHAT_TOKENS, "stop_ids": own_ends(given, chat_ends)}
+        written = model.chat_as_written(said, fields.get("stop_ids"), given.get("ignore_eos"))
+        return Content({**default, **model.request_fields(given)}, written, n)
     prompt = model.ids_of("prompt", fields["prompt"]) if "prompt" in fields else _ids(fields["ids"])
-    defaults = {"max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "stop_ids": model.card.stop_ids}
-    return Content({"prompt": prompt, **defaults, **given}, n=n)
+    ends = own_ends(given, model.card.stop_ids)
+    default = {"prompt": prompt, "max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "stop_ids": ends}
+    return Content({**default, **model.request_fields(given)}, n=n)
 
 
 def answer(given: Sequence[tuple[Line, str, Answer]], model: AskedModel) -> dict[str, Any]:
