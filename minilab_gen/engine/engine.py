@@ -14,7 +14,7 @@ from minilab_gen.engine.scheduler import Chunk, Scheduler
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
 from minilab_gen.errors import RequestError
 from minilab_gen.kernels.library import KernelError
-from minilab_gen.kernels.sampler import TokenSampler
+from minilab_gen.kernels.sampler import NO_TOKEN, TokenSampler, needs_sampler
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import ModelLimits
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 
 _Choice = tuple[Sequence, int]
-"""A sequence and its next token; -1 where its logits are not finite."""
+"""A sequence and its next token; of ``NO_TOKEN`` where there is none."""
 
 
 class _Rows:
@@ -125,9 +125,10 @@ class Engine:
         if sequence.name in self._known:
             raise RequestError(f"a sequence's name must be new to the engine, got {sequence.name} again")
         sequence.request.check_fits(self._limits)
-        if not sequence.request.settings.is_greedy:
-            sequence.sampler = TokenSampler(sequence.request.settings, self._limits.vocab_size)
-            sequence.sampler.skip(sequence.tokens)
+        request = sequence.request
+        if needs_sampler(request.settings):
+            sequence.sampler = TokenSampler(request.settings, self._limits.vocab_size, request.stop_ids)
+            sequence.sampler.begin(request.prompt, sequence.ids[len(request.prompt) :])
         self._scheduler.add(sequence)
         self._known[sequence.name] = sequence
 
@@ -220,7 +221,7 @@ class Engine:
         outcomes: list[Outcome] = []
         for sequence, token in choices:
             if token < 0:
-                outcomes.append(Ended(sequence, "error", "non-finite logits"))
+                outcomes.append(Ended(sequence, "error", NO_TOKEN[token]))
                 self._forget(sequence)
                 continue
             sequence.ids.append(token)

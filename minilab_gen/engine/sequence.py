@@ -35,7 +35,7 @@ class Sequence:
         self.arrival = 0
         """Its turn: the number of its arrival in the engine."""
         self.sampler: TokenSampler | None = None
-        """None for a greedy sequence, and before the engine has it."""
+        """None for a sequence that takes the highest logits, and before the engine has it."""
 
     @property
     def tokens(self) -> int:
