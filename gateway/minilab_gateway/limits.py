@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from minilab_gateway.api_keys import ApiKey
 from minilab_gateway.errors import RETRY_SECONDS, ApiError
@@ -38,9 +37,8 @@ class Limits:
             )
         self._left[key.name] = left - 1, now
 
-    @contextmanager
-    def jobs(self, key: ApiKey, count: int) -> Iterator[None]:
-        """While a client waits for so many jobs. Raises ApiError where the key may not have so many at once."""
+    def hold(self, key: ApiKey, count: int) -> Hold:
+        """Count so many jobs until they are released. Raises ApiError where the key may not have so many at once."""
         if key.jobs is not None and self._jobs[key.name] + count > key.jobs:
             raise ApiError(
                 429,
@@ -48,8 +46,17 @@ class Limits:
                 code="too_many_jobs",
                 retry_after=RETRY_SECONDS,
             )
-        self._jobs[key.name] += count
-        try:
-            yield
-        finally:
-            self._jobs[key.name] -= count
+        return Hold(self._jobs, key.name, count)
+
+
+class Hold:
+    """Jobs that are counted."""
+
+    def __init__(self, jobs: Counter[str], name: str, count: int) -> None:
+        self._jobs, self._name, self._count = jobs, name, count
+        jobs[name] += count
+
+    def release(self) -> None:
+        """Count them no more."""
+        self._jobs[self._name] -= self._count
+        self._count = 0

@@ -74,7 +74,7 @@ class StreamHub:
 
     def __init__(self, connection: redis.asyncio.Redis, settle: Settle) -> None:
         """``connection`` gives two of its pool's connections, for waiting and for all else."""
-        self._connection, self._settle = connection, settle
+        self.connection, self._settle = connection, settle
         self._readers: set[_Reader] = set()
         self._arrived = asyncio.Event()
         self._waker = asyncio.Lock()
@@ -126,7 +126,7 @@ class StreamHub:
         async with self._waker:  # those that come together need it once
             while self._can_wake and self._client_id is not None and not reader.is_asked_for:
                 try:
-                    ended = await self._connection.client_unblock(self._client_id)
+                    ended = await self.connection.client_unblock(self._client_id)
                 except ResponseError as error:
                     _log.warning(
                         "Redis refuses CLIENT UNBLOCK: new readers wait up to %d ms: %s", _SHORT_BLOCK_MS, error
@@ -142,7 +142,7 @@ class StreamHub:
     async def _serve(self) -> None:
         while True:
             try:
-                async with self._connection.client() as own:  # one connection, whose waits can be ended by its id
+                async with self.connection.client() as own:  # one connection, whose waits can be ended by its id
                     await self._read_all(own, int(await self._id_of(own)))
             except RedisError as error:
                 _log.warning("token streams cannot be read: %s", _first_line(error))
@@ -255,7 +255,7 @@ class StreamHub:
     async def _end_where_nothing_will_come(self, reader: _Reader) -> None:
         """A reader that began behind a token which never came is given the end that came before it."""
         with contextlib.suppress(RedisError):
-            last = await self._connection.xrevrange(reader.cursor.key, count=1)
+            last = await self.connection.xrevrange(reader.cursor.key, count=1)
             self._guarded(reader, lambda: reader.take_end(last))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
@@ -27,6 +27,9 @@ EXPIRES_AT: Final = "expires_at"
 TTL: Final = "ttl"
 """Field of a job's meta: the seconds that it may wait, for a repeat of the same request."""
 
+NOTES: Final = "notes"
+"""The same: what the program that submits it wants to find again, an object."""
+
 _SUBMISSION: Final = "submission"
 """Field of a job's meta: a random name of the call that submitted it."""
 
@@ -45,6 +48,8 @@ class Submission:
     """Seconds that it may wait; None waits for ever."""
     max_queued: int | None = None
     """Waiting jobs above which it is refused; None sets no bound."""
+    notes: Mapping[str, Any] | None = None
+    """JSON of the program that submits it, kept in the meta of each job for :func:`notes_of`."""
 
     def __post_init__(self) -> None:
         keys.check_model_name(self.model)
@@ -62,6 +67,12 @@ class Submission:
 def draw_seed() -> int:
     """A seed for a sampled request that names none."""
     return secrets.randbelow(MAX_SEED + 1)
+
+
+def notes_of(job: Job) -> Mapping[str, Any]:
+    """The notes that a job was submitted with; none where another program made it."""
+    notes = noted(job, NOTES)
+    return notes if isinstance(notes, dict) else {}
 
 
 def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Submission) -> str:
@@ -178,6 +189,8 @@ def _job_fields(request: GenerationRequest, submission: Submission) -> dict[str,
 
 def _meta(connection: redis.Redis, submission: Submission, call: str) -> dict[str, Any]:
     meta: dict[str, Any] = {_SUBMISSION: call}
+    if submission.notes is not None:
+        meta[NOTES] = dict(submission.notes)
     if submission.ttl is not None:
         meta |= {TTL: submission.ttl, EXPIRES_AT: server_time(connection) + submission.ttl}
     return meta
