@@ -90,7 +90,11 @@ def test_a_job_that_waited_too_long_ends_while_another_has_tokens(connection: re
     assert ended[0].reason == "timeout"
 
 
-def test_what_there_is_comes_before_the_time_is_up(connection: redis.Redis) -> None:
+@pytest.mark.parametrize("page", [1, 1000])
+def test_what_there_is_comes_before_the_time_is_up(
+    connection: redis.Redis, monkeypatch: pytest.MonkeyPatch, page: int
+) -> None:
+    monkeypatch.setattr("minilab_gen.protocol.tail_together.PAGE", page)
     running(connection, "x-0", "x-1")
     write(connection, "x-0", "a")
     write(connection, "x-1", "b")
