@@ -231,10 +231,10 @@ def test_the_status_of_a_group_shows_each_job(connection: redis.Redis) -> None:
     lines = client("status", "x").stdout.splitlines()
 
     assert lines[:2] == ["group    x", "state    failed"]
-    assert [line.split()[:3] for line in lines[-3:]] == [
-        ["x-0", "finished", "2"],
-        ["x-1", "failed", "2"],
-        ["x-2", "cancelled", "2"],
+    assert [line.split()[:4] for line in lines[-3:]] == [
+        ["x-0", "finished", "7", "2"],
+        ["x-1", "failed", "8", "2"],
+        ["x-2", "cancelled", "9", "2"],
     ]
 
 
