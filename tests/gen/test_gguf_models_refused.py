@@ -107,5 +107,5 @@ def test_gains_that_are_to_be_counted_from_one_must_be_float32(tmp_path: Path) -
     content = Content(tensors={"output_norm.weight": np.ones(64, dtype=np.float16)})
     written = write_gguf(tmp_path / "model.gguf", kind, _llama_3(), content)
 
-    with pytest.raises(CheckpointError, match="output_norm.weight must be of the type F32, got float16"):
+    with pytest.raises(CheckpointError, match=r"output_norm\.weight must be of the type F32, got float16"):
         load(written.path, threads=1)
