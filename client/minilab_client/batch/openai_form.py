@@ -17,7 +17,7 @@ from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import own_ends
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.results import Answer
-from minilab_gen.request import DEFAULT_CHAT_TOKENS, GIVEN_FIELDS, shown
+from minilab_gen.request import DEFAULT_CHAT_TOKENS, GIVEN_FIELDS, check_n, shown
 from minilab_gen.text.chat import EXTRAS, Conversation
 
 MARKS: Final = frozenset({"method", "url", "body"})
@@ -38,7 +38,6 @@ _SETTINGS: Final = {_OUR_NAMES.get(name, name): name for name in GIVEN_FIELDS}
 """Names here: ours."""
 
 _OFF: Final[dict[str, tuple[object, ...]]] = {
-    "n": (1,),
     "stream": (False,),
 }
 
@@ -65,14 +64,14 @@ class Route:
 COMPLETIONS: Final = Route(
     "/v1/completions",
     _SETTINGS,
-    ("prompt",),
+    ("prompt", "n"),
     {**_OFF, "best_of": (1,), "echo": (False,), "logprobs": (), "suffix": ()},
     ("user",),
 )
 CHAT_COMPLETIONS: Final = Route(
     "/v1/chat/completions",
     {**_SETTINGS, "max_completion_tokens": "max_new_tokens"},
-    ("messages", *EXTRAS),
+    ("messages", *EXTRAS, "n"),
     {
         **_OFF,
         "logprobs": (False,),
@@ -92,37 +91,34 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
     given = {name: value for name, value in body.items() if value is not None}  # null asks for the default
     settings = {ours: given[name] for name, ours in route.settings.items() if name in given}
     settings = {"temperature": DEFAULT_TEMPERATURE, **model.request_fields(settings)}
+    n = check_n(given.get("n", 1))
     if route is COMPLETIONS:
         ends = _stop_ids(own_ends(given, model.card.stop_ids), given)
         prompt = _prompt(given, model)
-        return Content({"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends})
+        return Content({"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}, n=n)
     said = Conversation.of(_messages(given)).with_extras(*(given.get(name) for name in EXTRAS))
     prompt, chat_ends = model.chat(said)
     ends = _stop_ids(own_ends(given, chat_ends), given)
     payload = {"max_new_tokens": DEFAULT_CHAT_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}
     written = model.chat_as_written(said, given.get("stop_token_ids"), given.get("ignore_eos"))
-    return Content(payload, {**written, "url": route.url})
+    return Content(payload, {**written, "url": route.url}, n)
 
 
-def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[str, Any]:
-    """What is written about the line: OpenAI's fields, ``stop_reason`` of vLLM, ``token_ids`` and ``seed`` of ours."""
-    prompt_tokens, tokens = given.end.prompt_tokens, len(given.ids)
+def answer(given: Sequence[tuple[Line, str, Answer]], model: AskedModel) -> dict[str, Any]:
+    """What is written about a line, from the job and the answer of each choice.
+
+    OpenAI's fields, ``stop_reason`` of vLLM, ``token_ids`` and ``seed`` of ours.
+    """
+    line, job_id, first = given[0]
+    prompt_tokens, tokens = first.end.prompt_tokens, sum(len(answer.ids) for _, _, answer in given)
     chats = line.form == "openai-chat"
-    choice = {
-        "index": 0,
-        **({"message": {"role": "assistant", "content": given.text}} if chats else {"text": given.text}),
-        "finish_reason": "stop" if given.end.reason == "stop" else "length",
-        **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
-        "logprobs": None,
-        "token_ids": list(given.ids),
-    }
     body = {
         "id": f"{'chatcmpl' if chats else 'cmpl'}-{line.digest}",
         "object": "chat.completion" if chats else "text_completion",
-        "created": int(given.recorded_at),
+        "created": int(max(answer.recorded_at for _, _, answer in given)),
         "model": model.card.name,
-        "system_fingerprint": given.fingerprint,
-        "choices": [choice],
+        "system_fingerprint": first.fingerprint,
+        "choices": [_choice(index, answer, chats=chats) for index, (_, _, answer) in enumerate(given)],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": tokens,
@@ -135,6 +131,17 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
         "custom_id": line.custom_id,
         "response": {"status_code": 200, "request_id": job_id, "body": body},
         "error": None,
+    }
+
+
+def _choice(index: int, given: Answer, *, chats: bool) -> dict[str, Any]:
+    return {
+        "index": index,
+        **({"message": {"role": "assistant", "content": given.text}} if chats else {"text": given.text}),
+        "finish_reason": "stop" if given.end.reason == "stop" else "length",
+        **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
+        "logprobs": None,
+        "token_ids": list(given.ids),
     }
 
 
