@@ -5,13 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import click
 import redis
 
-from minilab_client.exit_codes import ExitCode, report
-from minilab_client.follow import JsonPrinter, Of, TextPrinter, follow
-from minilab_client.output import flush, write
-from minilab_gen.errors import StreamError, UnknownJobError
+from minilab_client.exit_codes import ExitCode, redis_complaint, report, say_end
+from minilab_client.follow import JsonPrinter, Of, TextPrinter, WaitingNotes, follow
+from minilab_client.interrupts import uninterrupted
+from minilab_client.output import flush, say, write
+from minilab_gen.errors import MiniLabError, NotEndedError, RedisUnavailableError, StreamError, UnknownJobError
+from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.tail import OnWait
+from minilab_gen.protocol.tail_together import tail_together
 
 _WORST_FIRST = (ExitCode.FAILED, ExitCode.UNKNOWN_JOB, ExitCode.CANCELLED)
 
@@ -52,17 +56,44 @@ def follow_answers(
 ) -> ExitCode:
     """Show the events of a group's jobs, or of the one job, from the first token to the end; the exit code for them.
 
-    As :func:`follow` does, whose ``wait`` is here for all of them together.
+    As :func:`follow` does, whose ``wait`` is here for all of them together. Texts come one after the other, and JSON
+    objects as the events come, since they name their job.
     """
+    if len(job_ids) == 1:
+        return follow(connection, job_ids[0], 0, JsonPrinter() if as_json else TextPrinter(), on_wait, wait)
+    if as_json:
+        return _follow_together(connection, name, job_ids, on_wait, wait)
     until = None if wait is None else time.monotonic() + wait
 
     def show(index: int, job_id: str) -> ExitCode:
-        is_one_of_many = len(job_ids) > 1
-        if is_one_of_many and not as_json:
-            write_heading(index, job_id)
-        printer = JsonPrinter(job_id, index) if as_json and is_one_of_many else JsonPrinter() if as_json else None
-        left = wait if until is None or not is_one_of_many else max(0.0, until - time.monotonic())
-        group = Of(name, wait) if is_one_of_many else None
-        return follow(connection, job_id, 0, printer or TextPrinter(), on_wait, left, group=group)
+        write_heading(index, job_id)
+        left = None if until is None else max(0.0, until - time.monotonic())
+        return follow(connection, job_id, 0, TextPrinter(), on_wait, left, group=Of(name, wait))
 
     return each(job_ids, show)
+
+
+def _follow_together(
+    connection: redis.Redis, name: str, job_ids: Sequence[str], on_wait: OnWait | None, wait: float | None
+) -> ExitCode:
+    printers = [JsonPrinter(job_id, index) for index, job_id in enumerate(job_ids)]
+    again = f"read again with: minilab-client tail {name} --json"
+    codes = []
+    try:
+        for index, event in tail_together(connection, job_ids, on_wait=on_wait or WaitingNotes(), wait=wait):
+            if isinstance(event, MiniLabError):
+                codes.append(report(event))
+                continue
+            with uninterrupted():
+                printers[index].show(event)
+            flush()
+            if isinstance(event, EndEvent):
+                codes.append(say_end(job_ids[index], event))
+    except KeyboardInterrupt:
+        say(f"the jobs go on; {again}")
+        raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
+    except NotEndedError as error:
+        raise NotEndedError(f"{error}; it goes on, {again}") from error
+    except (redis.ConnectionError, redis.TimeoutError) as error:
+        raise RedisUnavailableError(f"{redis_complaint(error)}; {again}") from error
+    return worst(codes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import redis
@@ -14,7 +15,7 @@ from minilab_client.standing import Standing, write_lines
 from minilab_gen.errors import UnknownJobError
 from minilab_gen.protocol.groups import state_of_all
 
-_HEADINGS = ("JOB", "STATE", "TOKENS", "TOKENS/S", "WORKER", "END")
+_HEADINGS = ("JOB", "STATE", "SEED", "TOKENS", "TOKENS/S", "WORKER", "END")
 
 
 def show_group(connection: redis.Redis, group_id: str, job_ids: Sequence[str], *, utc: bool, as_json: bool) -> ExitCode:
@@ -41,7 +42,8 @@ def _show(group_id: str, jobs: Sequence[Standing], *, utc: bool, as_json: bool) 
         )
         return
     now = datetime.now(UTC)
-    of_first = jobs[0].lines(now, utc=utc)
+    but_seed = {name: value for name, value in (jobs[0].asked or {}).items() if name != "seed"}
+    of_first = replace(jobs[0], asked=but_seed).lines(now, utc=utc)
     own = {"group": group_id, "state": state}
     shared = {name: of_first[name] for name in ("waiting", "model", "workers", "prompt", "settings", "created")}
     write_lines(own | shared | {"tokens": tokens})
@@ -51,4 +53,7 @@ def _show(group_id: str, jobs: Sequence[Standing], *, utc: bool, as_json: bool) 
 def _row(job: Standing, now: datetime, *, utc: bool) -> tuple[object, ...]:
     found, speed = job.found, job.speed(now)
     shown = None if speed is None else f"{speed:.0f}"
-    return (found.job_id, found.state, found.tokens, shown, found.worker, job.lines(now, utc=utc)["end"])
+    asked = job.asked or {}
+    seed = asked.get("seed") if asked.get("temperature") else None
+    end = job.lines(now, utc=utc)["end"]
+    return (found.job_id, found.state, seed, found.tokens, shown, found.worker, end)

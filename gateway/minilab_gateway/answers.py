@@ -16,7 +16,7 @@ from minilab_gateway.errors import ApiError, api_error
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.service import Service
 from minilab_gateway.stream_hub import StreamHub
-from minilab_gen.openai.objects import Choice, completion_object
+from minilab_gen.openai.objects import Heading, completion_object
 from minilab_gen.protocol.events import Event, TokenEvent
 from minilab_gen.protocol.results import Answer, JobResult
 
@@ -80,19 +80,14 @@ class Answers:
         ended = [result for result in found if result is not None]
         for result in ended:
             if result.end.reason == "error":
-                raise ApiError(500, f"the job failed: {result.end.error or 'no reason was recorded'}", code="job_failed")
+                raise ApiError(
+                    500, f"the job failed: {result.end.error or 'no reason was recorded'}", code="job_failed"
+                )
         if len(ended) < len(found):
             raise ApiError(500, "the end of an answer is missing", code="stream_damaged")
         note = completion.note
-        return completion_object(
-            completion.public_id,
-            chats=note.route == "chat",
-            created=note.created,
-            model=completion.model,
-            tokenizer=completion.tokenizer,
-            prompt=completion.prompt,
-            choices=[Choice(_answer(result, note.created, fingerprint), result.seed) for result in ended],
-        )
+        heading = Heading(completion.public_id, note.route == "chat", note.created, completion.model, ended[0].seed)
+        return completion_object(heading, [_answer(result, note.created, fingerprint) for result in ended])
 
     async def whole_or_gone(
         self, delivery: Delivery, gone: Callable[[], Coroutine[Any, Any, None]], began: float

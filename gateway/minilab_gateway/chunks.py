@@ -10,10 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from minilab_gen.text.openai_logprobs import of_chat, of_completion
+
 from minilab_gateway.completion import Completion
 from minilab_gateway.errors import ApiError
 from minilab_gateway.json_bytes import encoded
-from minilab_gen.openai.logprobs import of_chat, of_completion
 from minilab_gen.openai.objects import ending_of, usage_of
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
 from minilab_gen.text.stream_decoder import StreamDecoder
@@ -30,6 +31,12 @@ def event(data: dict[str, Any], event_id: str | None = None) -> bytes:
 def error_event(error: ApiError) -> bytes:
     """What ends a stream that failed: OpenAI's clients raise it."""
     return event(error.body())
+
+
+def failure(end: EndEvent) -> ApiError:
+    """What is said about a job that failed."""
+    reason = end.error or "no reason was recorded"
+    return ApiError(500, f"the job failed after {end.tokens} tokens: {reason}", code="job_failed")
 
 
 @dataclass(slots=True)
@@ -61,15 +68,15 @@ class Chunks:
         """What is known before any token: whose words follow."""
         if not (self._is_chat and self._begins):
             return b""
-        roles = [
-            self._chunk(choice, {"role": "assistant", "content": ""}, None, None) for choice in self._choices
-        ]
+        roles = [self._chunk(choice, {"role": "assistant", "content": ""}, None, None) for choice in self._choices]
         return b"".join([*map(event, roles[:-1]), event(roles[-1], self._position())])
 
     def of_events(self, index: int, events: Iterable[Event]) -> bytes:
         """The chunks of events of one answer. Raises ApiError for an answer that failed."""
         choice = self._choices[index]
-        return b"".join([self._of_token(choice, e) if isinstance(e, TokenEvent) else self._of_end(choice, e) for e in events])
+        return b"".join(
+            [self._of_token(choice, e) if isinstance(e, TokenEvent) else self._of_end(choice, e) for e in events]
+        )
 
     def last(self) -> bytes:
         """What follows when all answers have ended."""
@@ -94,7 +101,7 @@ class Chunks:
 
     def _of_end(self, choice: _Choice, end: EndEvent) -> bytes:
         if end.reason == "error":
-            raise ApiError(500, f"the job failed after {end.tokens} tokens: {end.error or 'no reason was recorded'}")
+            raise failure(end)
         choice.number, choice.end = end.number, end
         if end.number <= choice.seen:
             return b""

@@ -49,21 +49,57 @@ class _Options:
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True, "auto_envvar_prefix": "MINILAB"},
 )
 @click.option("--host", envvar="MINILAB_GATEWAY_HOST", default="127.0.0.1", help="Address to listen on.")
-@click.option("--port", envvar="MINILAB_GATEWAY_PORT", type=click.IntRange(0, 65535), default=8000, help="Port to listen on; 0 picks a free one.")
+@click.option(
+    "--port",
+    envvar="MINILAB_GATEWAY_PORT",
+    type=click.IntRange(0, 65535),
+    default=8000,
+    help="Port to listen on; 0 picks a free one.",
+)
 @click.option("--redis-url", help="URL of the Redis server.  [default: a private server of this user]")
-@click.option("--api-keys", type=click.Path(path_type=Path), help="File of the keys that may ask; needed unless --host is this machine's own.")
-@click.option("--queue-wait", type=click.FloatRange(0, 3600), default=30.0, help="Seconds that a request waits for a worker of its model where there is none.")
-@click.option("--max-queued", type=click.IntRange(1), help="Waiting jobs of a model above which requests are refused.  [default: no bound]")
+@click.option(
+    "--api-keys",
+    type=click.Path(path_type=Path),
+    help="File of the keys that may ask; needed unless --host is this machine's own.",
+)
+@click.option(
+    "--queue-wait",
+    type=click.FloatRange(0, 3600),
+    default=30.0,
+    help="Seconds that a request waits for a worker of its model where there is none.",
+)
+@click.option(
+    "--max-queued",
+    type=click.IntRange(1),
+    help="Waiting jobs of a model above which requests are refused.  [default: no bound]",
+)
 @click.option("--max-body", type=click.IntRange(1024), default=DEFAULT_MAX_BODY, help="Bytes of a body at most.")
-@click.option("--timeout", type=click.IntRange(1, keys.LONGEST_TIME), default=keys.DEFAULT_TIMEOUT, help="Seconds that a job may run.")
-@click.option("--cors-origin", "cors_origins", multiple=True, help="Origin whose pages may ask; may be repeated.  [default: none]")
+@click.option(
+    "--timeout",
+    type=click.IntRange(1, keys.LONGEST_TIME),
+    default=keys.DEFAULT_TIMEOUT,
+    help="Seconds that a job may run.",
+)
+@click.option(
+    "--cors-origin", "cors_origins", multiple=True, help="Origin whose pages may ask; may be repeated.  [default: none]"
+)
 @click.option("--root-path", default="", help="Path under which a proxy serves this, such as /llm.")
-@click.option("--idempotency-header", default="Idempotency-Key", help="Header that makes a retry find the jobs of its first try.")
-@click.option("--grace", envvar="MINILAB_GATEWAY_GRACE", type=click.IntRange(0, 3600), default=25, help="Seconds in which open answers may end after SIGTERM.")
+@click.option(
+    "--idempotency-header", default="Idempotency-Key", help="Header that makes a retry find the jobs of its first try."
+)
+@click.option(
+    "--grace",
+    envvar="MINILAB_GATEWAY_GRACE",
+    type=click.IntRange(0, 3600),
+    default=25,
+    help="Seconds in which open answers may end after SIGTERM.",
+)
 @click.option("--ssl-certfile", type=click.Path(exists=True, dir_okay=False), help="Certificate for HTTPS.")
 @click.option("--ssl-keyfile", type=click.Path(exists=True, dir_okay=False), help="Its key.")
 @click.option("--with-worker", is_flag=True, help="Also start a worker, and end it with the gateway.")
-@click.option("--model", envvar="MINILAB_CHECKPOINT", help="Checkpoint folder for --with-worker.  [default: the base model]")
+@click.option(
+    "--model", envvar="MINILAB_CHECKPOINT", help="Checkpoint folder for --with-worker.  [default: the base model]"
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", help="Format of log lines.")
 @click.version_option(package_name="minilab-gen", allow_from_autoenv=False, help="Show the version and exit.")
 @click.pass_context
@@ -154,7 +190,7 @@ def _reload_on_hangup(known: ApiKeys) -> None:
         try:
             known.reload()
         except RequestError as error:
-            _log.error("the keys stay what they were: %s", error)  # noqa: TRY400 - the message says it all
+            _log.error("the keys stay what they were: %s", error)
         else:
             _log.info("%d keys are known now", len(known))
 

@@ -22,9 +22,9 @@ from minilab_gateway.limits import Limits
 from minilab_gateway.notes import RouteName
 from minilab_gateway.service import Service, Wish, digest_of
 from minilab_gateway.settings import GatewaySettings
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError, UnknownModelError
-from minilab_gen.openai.asked_model import AskedModel
-from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, Asked, Route, read_request
+from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, AskedRequest, Route, read_request
 from minilab_gen.request import shown
 
 _ROUTES: Final[dict[RouteName, Route]] = {"chat": CHAT_COMPLETIONS, "text": COMPLETIONS}
@@ -170,7 +170,11 @@ class _Stream(EventSourceResponse):
 
     def __init__(self, pieces: AsyncGenerator[bytes, None], ping: float, at_end: Callable[[], None]) -> None:
         super().__init__(
-            pieces, headers=_STREAM_HEADERS, ping=ping, sep="\n", ping_message_factory=lambda: ServerSentEvent(comment="")
+            pieces,
+            headers=_STREAM_HEADERS,
+            ping=ping,
+            sep="\n",
+            ping_message_factory=lambda: ServerSentEvent(comment=""),
         )
         self._pieces, self._at_end = pieces, at_end
 
@@ -182,7 +186,11 @@ class _Stream(EventSourceResponse):
             await self._pieces.aclose()
 
 
-def _read(wish: Wish, model: AskedModel) -> Asked:
+def _ping() -> ServerSentEvent:
+    return ServerSentEvent(comment="", sep="\n")
+
+
+def _read(wish: Wish, model: AskedModel) -> AskedRequest:
     """What a body asks for. Raises ApiError, with the field that it is about."""
     try:
         return read_request(wish.route, wish.body, model)

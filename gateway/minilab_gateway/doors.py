@@ -63,7 +63,7 @@ class RequestLines:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - the client is told, and the log
             known = api_error(error)
             if known is None:
                 _log.exception("%s: a request failed", request_id)
@@ -87,7 +87,7 @@ class RequestLines:
 
 
 class Access:
-    """Lets in who shows a key: everywhere but on a short list of paths, so that no alias of a route lets one through."""
+    """Lets in who shows a key. All paths need one but a short list, so that no alias of a route lets one through."""
 
     def __init__(self, app: ASGIApp, keys: ApiKeys | None, limits: Limits, root_path: str) -> None:
         """``keys`` is None where none are asked for."""

@@ -79,19 +79,21 @@ def api_error(error: Exception) -> ApiError | None:
     return None
 
 
+_STATUS: Final[dict[type[MiniLabError], tuple[int, str | None, str | None]]] = {
+    RequestError: (400, None, None),
+    UnknownModelError: (404, "model_not_found", "model"),
+    UnknownJobError: (404, "completion_not_found", "id"),
+    DuplicateJobError: (409, "id_in_use", None),
+    QueueFullError: (429, "queue_full", None),
+    RedisUnavailableError: (503, "redis_unavailable", None),
+    StreamError: (500, "stream_damaged", None),
+    CardError: (500, "card_damaged", "model"),
+}
+"""The status, the code and the field of each of our errors."""
+
+
 def _of_ours(error: MiniLabError) -> ApiError:
-    message = str(error)
-    if isinstance(error, RequestError):
-        return ApiError(400, message)
-    if isinstance(error, UnknownModelError):
-        return ApiError(404, message, code="model_not_found", param="model")
-    if isinstance(error, UnknownJobError):
-        return ApiError(404, message, code="completion_not_found", param="id")
-    if isinstance(error, QueueFullError):
-        return ApiError(429, message, code="queue_full", retry_after=RETRY_SECONDS)
-    if isinstance(error, DuplicateJobError):
-        return ApiError(409, message, code="id_in_use")
-    if isinstance(error, RedisUnavailableError):
-        return ApiError(503, message, code="redis_unavailable", retry_after=RETRY_SECONDS)
-    code = "stream_damaged" if isinstance(error, StreamError) else "card_damaged" if isinstance(error, CardError) else None
-    return ApiError(500, message, code=code)
+    known = (answer for kind, answer in _STATUS.items() if isinstance(error, kind))
+    status, code, param = next(known, (500, None, None))
+    retry_after = RETRY_SECONDS if status in (429, 503) else None
+    return ApiError(status, str(error), code=code, param=param, retry_after=retry_after)

@@ -42,7 +42,7 @@ class Limits:
         if key.jobs is not None and self._jobs[key.name] + count > key.jobs:
             raise ApiError(
                 429,
-                f"the key {key.name} may have {key.jobs} jobs at once, it has {self._jobs[key.name]}, {count} more came",
+                f"the key {key.name} may have {key.jobs} jobs at once, got {self._jobs[key.name]} and {count} more",
                 code="too_many_jobs",
                 retry_after=RETRY_SECONDS,
             )

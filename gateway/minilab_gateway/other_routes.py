@@ -14,8 +14,8 @@ from minilab_gateway.json_bytes import encoded, parsed_object
 from minilab_gateway.metrics import TYPE, Metrics
 from minilab_gateway.service import Service
 from minilab_gateway.stream_hub import StreamHub
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError, UnknownModelError
-from minilab_gen.openai.asked_model import AskedModel
 from minilab_gen.openai.bodies import conversation_of
 from minilab_gen.protocol.cards import ModelCard
 from minilab_gen.request import MAX_PROMPT_IDS, shown
@@ -41,7 +41,9 @@ def model_router(service: Service) -> APIRouter:
         for card in await service.run(service.cards):
             if card.name == name and key.may_ask(name):
                 return _json(_model(card))
-        raise UnknownModelError(f"no worker has announced the model {name[:100]}; GET /v1/models lists those that are there")
+        raise UnknownModelError(
+            f"no worker has announced the model {name[:100]}; GET /v1/models lists those that are there"
+        )
 
     return router
 
@@ -62,14 +64,19 @@ def token_router(service: Service) -> APIRouter:
     """``/tokenize`` and ``/detokenize``, as vLLM has them."""
     router = APIRouter()
 
-    @router.post("/tokenize", summary="A text or a conversation as token ids", openapi_extra=schemas.TOKENIZE, response_class=Response)
+    @router.post(
+        "/tokenize",
+        summary="A text or a conversation as token ids",
+        openapi_extra=schemas.TOKENIZE,
+        response_class=Response,
+    )
     async def tokenize(request: Request) -> Response:
         body = parsed_object(await request.body())
         model = await _model_of(service, request, body)
         ids = await service.run(_ids, body, model)
         return _json({"count": len(ids), "max_model_len": model.card.context_length, "tokens": list(ids)})
 
-    @router.post("/detokenize", summary="Token ids as a text", openapi_extra=schemas.DETOKENIZE, response_class=Response)
+    @router.post("/detokenize", summary="Ids as a text", openapi_extra=schemas.DETOKENIZE, response_class=Response)
     async def detokenize(request: Request) -> Response:
         body = parsed_object(await request.body())
         _check_fields(body, ("model", "tokens"))
@@ -97,7 +104,9 @@ def _ids(body: dict[str, Any], model: AskedModel) -> tuple[int, ...]:
 
 def _text(tokens: object, model: AskedModel) -> str:
     if not isinstance(tokens, list) or len(tokens) > MAX_PROMPT_IDS:
-        raise ApiError(400, f"tokens must be a list of at most {MAX_PROMPT_IDS} ids, got {shown(tokens)}", param="tokens")
+        raise ApiError(
+            400, f"tokens must be a list of at most {MAX_PROMPT_IDS} ids, got {shown(tokens)}", param="tokens"
+        )
     for token in tokens:
         if type(token) is not int or not 0 <= token < model.card.vocab_size:
             rule = f"tokens must hold ids from 0 to {model.card.vocab_size - 1}"

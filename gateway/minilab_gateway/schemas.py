@@ -1,4 +1,4 @@
-"""What ``/docs`` says about bodies: made of the very tables by which they are checked, so that it cannot say otherwise."""
+"""What ``/docs`` says about bodies, made of the tables by which they are checked."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
     "min_tokens": {**_INTEGER, "description": "Tokens before which nothing ends the answer."},
     "bad_words": {"type": "array", "items": _TEXT, "description": "Texts that are avoided."},
     "stream": {**_TRUTH, "description": "Send each token as it comes, as a server-sent event."},
-    "stream_options": {**_OBJECT, "description": "{\"include_usage\": true} ends a stream with the counts of tokens."},
+    "stream_options": {**_OBJECT, "description": '{"include_usage": true} ends a stream with the counts of tokens.'},
     "store": {**_TRUTH, "description": "Whether the answer is made even if the client goes away."},
 }
 """What there is to say about a field; one that is not here takes what docs/http.md says."""
@@ -90,7 +90,10 @@ RESUME: Final[dict[str, Any]] = {
 }
 
 RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
-    200: {"description": "The answer: an object, or a stream of chunks.", "content": {"application/json": {}, "text/event-stream": {}}},
+    200: {
+        "description": "The answer: an object, or a stream of chunks.",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    },
     "default": {
         "description": "OpenAI's error object.",
         "content": {
@@ -110,7 +113,11 @@ RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
 }
 
 TOKENIZE: Final = _as_body(
-    {"type": "object", "properties": {name: FIELDS[name] for name in ("model", "prompt", "messages", "tools", "chat_template_kwargs")}, "required": ["model"]}
+    {
+        "type": "object",
+        "properties": {name: FIELDS[name] for name in ("model", "prompt", "messages", "tools", "chat_template_kwargs")},
+        "required": ["model"],
+    }
 )
 DETOKENIZE: Final = _as_body(
     {"type": "object", "properties": {"model": FIELDS["model"], "tokens": _IDS}, "required": ["model", "tokens"]}

@@ -1,5 +1,6 @@
-"""All that the gateway asks of queue and streams. redis-py and RQ block, and a large prompt takes long to take apart:
-so every call runs in one of a few threads, and the event loop only waits.
+"""All that the gateway asks of the queue, in threads.
+
+redis-py and RQ block, and a large prompt takes long to take apart: the event loop only waits for them.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from minilab_gateway.completion import Completion, Found, find
 from minilab_gateway.errors import ApiError
 from minilab_gateway.notes import Note, RouteName
 from minilab_gateway.settings import GatewaySettings
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import DuplicateJobError, MiniLabError, UnknownModelError
-from minilab_gen.openai.asked_model import AskedModel
-from minilab_gen.openai.bodies import Asked, Route
+from minilab_gen.openai.bodies import AskedRequest, Route
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, all_cards, read_card, read_tokenizer
 from minilab_gen.protocol.endings import cancel
@@ -41,7 +42,7 @@ from minilab_gen.text.tokenizer import Tokenizer
 _log = logging.getLogger(__name__)
 
 _THREADS: Final = 16
-"""Calls that are under way at once, each with a connection: as many submissions as Redis takes in a few milliseconds."""
+"""Calls that are under way at once, each with a connection: what Redis takes in a few milliseconds."""
 
 _TOKENIZERS: Final = 8
 """Tokenizers that are kept, each some 10 to 100 MB: a gateway serves few models."""
@@ -82,7 +83,9 @@ class Service:
         self._threads.shutdown()
         self._connection.close()
 
-    async def run(self, call: Callable[Parameters, Result], *args: Parameters.args, **named: Parameters.kwargs) -> Result:
+    async def run(
+        self, call: Callable[Parameters, Result], *args: Parameters.args, **named: Parameters.kwargs
+    ) -> Result:
         """Call something that blocks."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args, **named))
 
@@ -128,7 +131,7 @@ class Service:
                 )
             await asyncio.sleep(min(_LOOK_SECONDS, left))
 
-    def submit(self, wish: Wish, asked: Asked, model: AskedModel) -> Completion:
+    def submit(self, wish: Wish, asked: AskedRequest, model: AskedModel) -> Completion:
         """Put the jobs of a request into the queue, or find those that its first try put there."""
         settings = self._settings
         name = _name_of(wish)

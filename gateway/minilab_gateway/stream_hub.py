@@ -21,7 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from minilab_gen.errors import MiniLabError
 from minilab_gen.protocol.connection import BLOCK_MS
 from minilab_gen.protocol.events import Event, RawEntry, entry_id, entry_number
-from minilab_gen.protocol.tail import Cursor
+from minilab_gen.protocol.tail import Cursor, entries_by_stream
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +49,6 @@ class _Reader:
 
     def __init__(self, job_id: str, after: int) -> None:
         self.job_id, self.cursor = job_id, Cursor(job_id, after)
-        self.key = self.cursor.key.encode()
         self.ready: asyncio.Queue[list[Event] | BaseException] = asyncio.Queue()
         self.is_asked_for = False
         """Whether a read that is under way would find its events."""
@@ -58,7 +57,7 @@ class _Reader:
     def take(self, entries: list[RawEntry]) -> None:
         """Keep what is behind the cursor; another reader of the same stream may be further behind."""
         fresh = [entry for entry in entries if entry_number(entry[0]) > self.cursor.after]
-        events = self.cursor.read([(self.key, fresh)])
+        events = self.cursor.take(fresh)
         if events:
             self.heard_at = time.monotonic()
             self.ready.put_nowait(events)
@@ -187,10 +186,10 @@ class StreamHub:
             return
         finally:
             self._client_id = None
-        found = _by_key(answer)
+        found = entries_by_stream(answer)
         for reader in readers:
-            if reader.key in found:
-                self._hand_over(reader, found[reader.key])
+            if reader.cursor.key in found:
+                self._hand_over(reader, found[reader.cursor.key])
 
     async def _find_ended(self, own: redis.asyncio.Redis, new: list[_Reader]) -> None:
         """Give new readers the end of a stream behind which they begin: no read would find anything there."""
@@ -266,16 +265,6 @@ def _earliest(readers: list[_Reader]) -> dict[Any, Any]:
         key = reader.cursor.key
         after[key] = min(after.get(key, reader.cursor.after), reader.cursor.after)
     return {key: entry_id(number) for key, number in after.items()}
-
-
-def _by_key(answer: Any) -> dict[bytes, list[RawEntry]]:
-    """The entries of each stream in XREAD's answer, whichever protocol version gave its shape."""
-    if isinstance(answer, dict):
-        nested = {
-            key: entries[0] if entries and isinstance(entries[0], list) else entries for key, entries in answer.items()
-        }
-        return {key: list(entries) for key, entries in nested.items()}
-    return {key: list(entries) for key, entries in answer or ()}
 
 
 def _first_line(error: Exception) -> str:

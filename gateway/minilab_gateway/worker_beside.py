@@ -23,7 +23,9 @@ class WorkerBeside:
     def __init__(self, model: str | None, redis_url: str | None) -> None:
         """Raises RequestError where no worker is installed."""
         if find_spec("numpy") is None or find_spec("safetensors") is None:
-            raise RequestError("--with-worker needs the extra [serve]: pip install -c constraints.txt '.[gateway,serve]'")
+            raise RequestError(
+                "--with-worker needs the extra [serve]: pip install -c constraints.txt '.[gateway,serve]'"
+            )
         self._command = [sys.executable, "-m", "minilab_worker"]
         self._command += ["--model", model] if model is not None else []
         self._environment = dict(os.environ)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
-from minilab_client.batch.asked_model import AskedModel
+from minilab_gen.asked_model import AskedModel
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
 from rq.job import Job

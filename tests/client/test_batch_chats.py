@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import redis
 from click.testing import Result
-from minilab_client.batch.asked_model import AskedModel
+from minilab_gen.asked_model import AskedModel
 from minilab_client.batch.line import Line
 from support.batch_files import asked_model, good_lines, records, write_lines
 from support.client_program import client, end, fake_redis, queued, start, write

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from minilab_client.batch import jsonl, own_form
-from minilab_client.batch.asked_model import AskedModel
+from minilab_gen.asked_model import AskedModel
 from minilab_client.batch.line import BadLine, Line
 from support.batch_files import asked_model, good_lines, openai, own, read_file, write_lines
 

@@ -15,7 +15,7 @@ from chaos.checkpoint import references
 from chaos.fleet import FAST_KERNELS
 from chaos.server import BINARY
 from minilab_client.batch import waiting
-from minilab_client.batch.asked_model import AskedModel
+from minilab_gen.asked_model import AskedModel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from support.batch_files import answers_to, custom_ids, good_lines, openai, own, records, wait_for_lines, write_lines

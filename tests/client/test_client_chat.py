@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import redis
 from chaos.checkpoint import CONTEXT, write_slow_checkpoint
-from minilab_client.batch.asked_model import AskedModel
+from minilab_gen.asked_model import AskedModel
 from minilab_client.dialogue import Dialogue
 from support.batch_files import asked_model
 from support.client_process import environment

@@ -155,7 +155,10 @@ def test_the_exit_code_is_that_of_the_worst_end(
     assert result.stdout == "==> x-0 <==\na0 b\n\n==> x-1 <==\na1 b\n"
 
 
-@pytest.mark.parametrize("command", [["tail", "x"], ["result", "x"], ["status", "x"], ["verify", "x"], ["cancel", "x"]])
+@pytest.mark.parametrize(
+    "command",
+    [["tail", "x"], ["tail", "x", "--json"], ["result", "x"], ["status", "x"], ["verify", "x"], ["cancel", "x"]],
+)
 def test_an_answer_that_has_expired_does_not_hide_the_others(connection: redis.Redis, command: list[str]) -> None:
     ended_group(connection, "stop", "length")
     connection.delete("rq:job:x-0", "minilab:tokens:x-0")
@@ -204,6 +207,7 @@ def test_a_result_says_which_answers_have_not_come_yet(connection: redis.Redis) 
     ("command", "again"),
     [
         (["tail", "x"], "read on with: minilab-client tail x-1 --from 1; all answers: minilab-client tail x"),
+        (["tail", "x", "--json"], "read again with: minilab-client tail x --json"),
         (["result", "x"], "ask again with: minilab-client result x --wait"),
     ],
 )
@@ -218,7 +222,7 @@ def test_all_answers_share_the_time_to_wait(connection: redis.Redis, command: li
     result = client(*command, "--wait", "0.1")
 
     assert result.exit_code == 124
-    assert f"error: job x-1 has not ended within 0.1 s; it goes on, {again}\n" in result.stderr
+    assert f"job x-1 has not ended within 0.1 s; it goes on, {again}" in result.stderr
 
 
 def test_the_status_of_a_group_shows_each_job(connection: redis.Redis) -> None:
@@ -227,10 +231,10 @@ def test_the_status_of_a_group_shows_each_job(connection: redis.Redis) -> None:
     lines = client("status", "x").stdout.splitlines()
 
     assert lines[:2] == ["group    x", "state    failed"]
-    assert [line.split()[:3] for line in lines[-3:]] == [
-        ["x-0", "finished", "2"],
-        ["x-1", "failed", "2"],
-        ["x-2", "cancelled", "2"],
+    assert [line.split()[:4] for line in lines[-3:]] == [
+        ["x-0", "finished", "7", "2"],
+        ["x-1", "failed", "8", "2"],
+        ["x-2", "cancelled", "9", "2"],
     ]
 
 

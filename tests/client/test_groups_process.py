@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 
 import pytest
@@ -63,7 +64,7 @@ def test_the_answers_are_the_same_though_their_worker_is_killed(own_service: Own
     own_service.assert_nothing_is_left()
 
 
-def test_ctrl_c_tells_how_to_read_on_and_all_of_it_again(own_service: OwnService) -> None:
+def test_ctrl_c_tells_how_to_read_all_of_it_again(own_service: OwnService) -> None:
     own_service.fleet.start_and_wait()
     with Program(own_service.server.url, *ASKED, "--json") as reader:
         events = [json.loads(reader.output.readline()) for _ in range(6)]
@@ -72,13 +73,27 @@ def test_ctrl_c_tells_how_to_read_on_and_all_of_it_again(own_service: OwnService
         events += [json.loads(line) for line in reader.output]
         code, said = reader.ended()
 
-    last = events[-1]
     assert code == 130
     assert [event["event"] for event in events[:2]] == ["submitted", "token"]
     assert all(event["job_id"] == f"x-{event['index']}" for event in events[1:])
-    on = f"the jobs go on; read on with: minilab-client tail {last['job_id']} --from {last['n']}"
-    assert said.splitlines()[-1] == f"{on}; all answers: minilab-client tail x"
+    assert said.splitlines()[-1] == "the jobs go on; read again with: minilab-client tail x --json"
     with Program(own_service.server.url, "tail", "x") as reader:
         printed = reader.output.read()
         assert reader.ended() == (0, "")
     assert printed == "\n".join(f"==> x-{index} <==\n{text}\n" for index, text in enumerate(texts(own_service)))
+
+
+def test_ctrl_c_between_two_texts_tells_how_to_read_on(own_service: OwnService) -> None:
+    own_service.fleet.start_and_wait()
+    with Program(own_service.server.url, *ASKED) as reader:
+        assert reader.output.readline() == "==> x-0 <==\n"
+        own_service.wait_for_token("x-0", 20)
+
+        reader.interrupt()
+        code, said = reader.ended()
+
+    assert code == 130
+    assert re.fullmatch(
+        r"the jobs go on; read on with: minilab-client tail x-0 --from \d+; all answers: minilab-client tail x",
+        said.splitlines()[-1],
+    )

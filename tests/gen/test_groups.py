@@ -246,3 +246,15 @@ def test_a_key_of_another_type_makes_no_group(connection: redis.Redis) -> None:
 )
 def test_a_group_is_over_when_all_of_its_jobs_are(states: list[JobState], together: JobState) -> None:
     assert state_of_all(states) == together
+
+
+def test_a_full_redis_refuses_a_group_and_keeps_nothing_of_it(server: redis.Redis) -> None:
+    server.config_set("maxmemory", "1mb")  # less than it needs for itself
+    try:
+        with pytest.raises(redis.OutOfMemoryError):
+            enqueue_answers(server, FOUR, X)
+    finally:
+        server.config_set("maxmemory", "0")
+
+    assert server.keys("*") == []
+    assert enqueue_answers(server, FOUR, X) == "x"

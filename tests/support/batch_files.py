@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minilab_client.batch.asked_model import AskedModel
+from minilab_gen.asked_model import AskedModel
 from minilab_client.batch.choices import choices_of
 from minilab_client.batch.jsonl import read_lines
 from minilab_client.batch.line import BadLine, Line

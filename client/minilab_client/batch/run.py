@@ -9,7 +9,6 @@ from typing import Final
 import click
 
 from minilab_client.batch import openai_form, own_form
-from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.choices import Choices, answers_of, choices_of, failed_of
 from minilab_client.batch.files import BatchFiles, ErrorFile
 from minilab_client.batch.jsonl import read_lines
@@ -21,6 +20,7 @@ from minilab_client.batch.reader import LineReader
 from minilab_client.batch.waiting import StallNotes, through_outages
 from minilab_client.exit_codes import ExitCode
 from minilab_client.output import flush, say, write_json
+from minilab_gen.asked_model import AskedModel
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 0.5
