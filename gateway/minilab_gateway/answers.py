@@ -157,4 +157,4 @@ class Answers:
 
 
 def _answer(given: JobResult, recorded_at: float, fingerprint: str | None) -> Answer:
-    return Answer(given.ids, given.text, given.end, recorded_at, fingerprint, given.logprobs, given.prompt_logprobs)
+    return Answer(given.ids, given.text, given.end, recorded_at, fingerprint)

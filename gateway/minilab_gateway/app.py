@@ -16,7 +16,7 @@ from minilab_gateway.answers import Answers
 from minilab_gateway.api_keys import ApiKeys
 from minilab_gateway.completion_routes import CompletionRoutes
 from minilab_gateway.doors import REQUEST_ID, Access, BodyLimit, RequestLines
-from minilab_gateway.errors import api_error
+from minilab_gateway.errors import ApiError, api_error, unforeseen
 from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.other_routes import health_router, model_router, token_router
@@ -57,8 +57,9 @@ def make_app(
     app.include_router(model_router(service))
     app.include_router(token_router(service))
     app.include_router(health_router(service, hub, metrics))
-    for kind in (HTTPException, MiniLabError, redis.RedisError):
+    for kind in (ApiError, HTTPException, MiniLabError, redis.RedisError):
         app.add_exception_handler(kind, _told)
+    app.add_exception_handler(Exception, _unforeseen)
     doors: ASGIApp = BodyLimit(app, settings.max_body)
     doors = Access(doors, keys, limits, settings.root_path)
     doors = RequestLines(doors, metrics)
@@ -76,3 +77,8 @@ async def _told(_: Request, error: Exception) -> Response:
     if known is None:
         raise error
     return known.response()
+
+
+async def _unforeseen(request: Request, _: Exception) -> Response:
+    """What a client is told; the error goes on to the log."""
+    return unforeseen(request.scope["minilab.request_id"]).response()

@@ -166,7 +166,7 @@ def _run(settings: GatewaySettings, options: _Options, connection: redis.Redis, 
 
     from minilab_gateway.app import make_app
 
-    AppStatus.disable_automatic_graceful_drain()  # open answers have the grace to end
+    AppStatus.enable_automatic_graceful_drain = False  # open answers have the grace to end
     config = uvicorn.Config(
         make_app(settings, connection, known, lambda: server.should_exit),
         host=options.host,

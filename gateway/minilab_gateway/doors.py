@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minilab_gateway.api_keys import NO_KEY, ApiKey, ApiKeys
-from minilab_gateway.errors import ApiError, api_error
+from minilab_gateway.errors import ApiError, api_error, unforeseen
 from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
 
@@ -67,7 +67,7 @@ class RequestLines:
             known = api_error(error)
             if known is None:
                 _log.exception("%s: a request failed", request_id)
-                known = ApiError(500, f"the gateway failed; its log says more about {request_id}", code="internal")
+                known = unforeseen(request_id)
             if not status:
                 await known.response()(scope, receive, send_with_id)
         finally:

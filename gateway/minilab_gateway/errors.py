@@ -64,6 +64,11 @@ def unknown_completion(name: str) -> ApiError:
     return ApiError(404, f"unknown or expired completion: {name}", code="completion_not_found", param="id")
 
 
+def unforeseen(request_id: str) -> ApiError:
+    """What is told about an error that nobody foresaw."""
+    return ApiError(500, f"the gateway failed; its log says more about {request_id}", code="internal")
+
+
 def api_error(error: Exception) -> ApiError | None:
     """What a client is told about an error; None for one that nobody foresaw."""
     if isinstance(error, ApiError):

@@ -35,5 +35,4 @@ def note_of(job: Job, route: RouteName) -> Note:
     try:
         return Note(**notes_of(job)["gateway"])
     except (KeyError, TypeError):
-        created = int(job.created_at.timestamp()) if job.created_at else 0
-        return Note(route, "", created, "")
+        return Note(route, "", int(job.created_at.timestamp()), "")

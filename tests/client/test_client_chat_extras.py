@@ -156,7 +156,10 @@ def test_a_chat_completion_is_answered_in_its_own_form() -> None:
     ("body", "message"),
     [
         ({"messages": "Hello"}, "messages must be a list of messages, got 'Hello'"),
-        ({"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens must be what max_completion_tokens is, got 1 and 2"),
+        (
+            {"max_tokens": 1, "max_completion_tokens": 2},
+            "max_tokens must be what max_completion_tokens is, got 1 and 2",
+        ),
         ({"n": 65}, "n must be a whole number from 1 to 64, got 65"),
         ({"best_of": 2}, "body may have the fields messages, tools, chat_template_kwargs, n, "),
         ({"tool_choice": "required"}, 'tool_choice is not offered here and must be "auto" or null'),

@@ -15,7 +15,7 @@ from minilab_client.batch.line import BadLine, Form, Line, custom_id_of, key_of,
 from minilab_gen.api import ended_by_name
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError
-from minilab_gen.openai.bodies import in_their_words
+from minilab_gen.openai.bodies import CHAT_COMPLETIONS, in_their_words
 
 
 class LineReader:
@@ -64,4 +64,4 @@ class LineReader:
 def _form_of(fields: dict[str, Any]) -> Form:
     if not openai_form.MARKS & fields.keys():
         return "minilab"
-    return "openai-chat" if fields.get("url") == openai_form.CHAT_COMPLETIONS.url else "openai"
+    return "openai-chat" if fields.get("url") == CHAT_COMPLETIONS.url else "openai"
