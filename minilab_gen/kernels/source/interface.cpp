@@ -8,6 +8,7 @@
 #include <new>
 
 #include "exact_math.h"
+#include "logprobs.h"
 #include "model.h"
 #include "numbers.h"
 #include "processor.h"
@@ -190,6 +191,18 @@ int32_t mlk_choose(const float* logits, int64_t stride, int32_t rows, int32_t vo
     const RoundingMode mode;
     for (int r = 0; r < rows; r++)
         tokens[r] = choose(*backend, logits + r * stride, vocab, samplers ? samplers[r] : nullptr, draw);
+    return 0;
+}
+
+int32_t mlk_logprobs(const float* logits, int32_t vocab, int32_t token, int32_t count, float* of_token, int32_t* ids,
+                     float* of_ids) {
+    const Backend* backend = backend_or_error();
+    Draw draw;
+    if (!backend) return -1;
+    if (token < 0 || token >= vocab) return fail("a token must be below %d, got %d", vocab, token);
+    if (!draw.at_least(vocab)) return fail("there is no memory for logprobs");
+    const RoundingMode mode;
+    logprobs(*backend, logits, vocab, {token, count, of_token, ids, of_ids}, draw);
     return 0;
 }
 

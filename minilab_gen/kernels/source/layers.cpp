@@ -1,4 +1,5 @@
 // The parts of a layer, and of what follows the last one, over the rows of a step.
+#include "logprobs.h"
 #include "rules.h"
 #include "step.h"
 #include "weights.h"
@@ -129,6 +130,22 @@ void norm_outputs(const Model& m, Rows outputs, float* to) {
                   gains_before(m, HEAD, 0), 1, to + int64_t{o} * m.w->d_model);
 }
 
+namespace {
+
+// The logprobs of an output whose token is chosen, or judged.
+void list_output(const Model& m, Own& own, const float* logits, int output) {
+    const mlk_listing& listing = *m.step.listing;
+    const int count = listing.counts[output], judged = listing.judged[output];
+    if (count < 0) return;
+    const int64_t first = int64_t{output} * listing.most;
+    logprobs(*m.backend, logits, m.w->shape.vocab,
+             {judged < 0 ? m.step.tokens[output] : judged, count, listing.of_tokens + output, listing.ids + first,
+              listing.of_ids + first},
+             own.draw);
+}
+
+}  // namespace
+
 void choose_output(Model& m, Own& own, int output) {
     const int vocab = m.w->shape.vocab;
     float* logits = m.logits.floats() + int64_t{output} * m.w->head.panels * LANES;
@@ -137,6 +154,7 @@ void choose_output(Model& m, Own& own, int output) {
     if (divisor != 1.f) m.backend->divide(logits, vocab, divisor);
     if (s.tokens)
         s.tokens[output] = choose(*m.backend, logits, vocab, s.samplers ? s.samplers[output] : nullptr, own.draw);
+    if (s.listing) list_output(m, own, logits, output);
     if (!s.logits) return;
     float* out = s.logits + int64_t{output} * vocab;
     for (int i = 0; i < vocab; i++) {  // NaN has a sign and a payload that differ by processor; one stands for all
