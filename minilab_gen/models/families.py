@@ -206,7 +206,7 @@ FAMILIES: Final = {
     "Olmo2ForCausalLM": Family(
         "olmo2",
         "OLMo 2",
-        parts={"pre_norm": False, "post_norm": True, "row_norm": True},
+        parts={"post_norm": True, "pre_norm": False, "row_norm": True},
         flags=_ATTENTION_BIAS,
         defaults=_OLMO2,
     ),

@@ -16,7 +16,8 @@ def _check_positive(scaling: object) -> None:
             continue
         for number in value if isinstance(value, tuple) else (value,):
             if type(number) not in (int, float) or not 0 < number < float("inf"):
-                raise ValueError(f"{field.name} must be a number above 0, got {number!r}")
+                name = "short_factor" if field.name == "divisors" else field.name
+                raise ValueError(f"{name} must be a number above 0, got {number!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ class LongScaling:
 
     kind: ClassVar[Literal["longrope"]] = "longrope"
     divisors: tuple[float, ...]
+    """What ``config.json`` calls ``short_factor``."""
     factor: float
     """How much longer the whole context is than the trained one."""
     original_max_position_embeddings: int

@@ -246,7 +246,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {**YARN, "truncate": 1}}, "a rope of type 'yarn': truncate must be true or false, got 1"),
     ({"rope_scaling": {**LONG, "short_factor": None}}, "a rope of type 'longrope' must have short_factor"),
     ({"rope_scaling": {**LONG, "short_factor": 2.0}}, "short_factor must be a list of numbers, got 2.0"),
-    ({"rope_scaling": {**LONG, "short_factor": [1.0, 0, 1, 1]}}, "divisors must be a number above 0, got 0"),
+    ({"rope_scaling": {**LONG, "short_factor": [1.0, 0, 1, 1]}}, "short_factor must be a number above 0, got 0"),
     (
         {"rope_scaling": {**LONG, "short_factor": [1.0] * 3}},
         "the factors of longrope must be 4, half the turned dimensions",

@@ -57,8 +57,27 @@ BYTE_LEVEL: list[tuple[str, str | None, dict[str, Any]]] = [
     ("llama", "Qwen2Tokenizer", {}),
     ("mistral", "Qwen2Tokenizer", {}),
 ]
+SPACED: list[tuple[str, str | None, dict[str, Any]]] = [
+    ("gemma3_text", None, {}),
+    ("gemma3_text", "GemmaTokenizerFast", {"add_bos_token": True, "unk_token": "<unk>"}),
+    ("llama", "GemmaTokenizer", {"pad_token": "<s>"}),
+    ("granite", "LlamaTokenizerFast", {}),
+    ("olmo2", None, {}),
+    ("phi3", "LlamaTokenizer", {"legacy": False}),
+]
+OF_GPT: list[tuple[str, str | None, dict[str, Any]]] = [
+    ("gpt2", None, {}),
+    ("gpt2", "GPT2TokenizerFast", {"add_prefix_space": True, "unk_token": "<|eot_id|>"}),
+    ("llama", "GPT2Tokenizer", {}),
+    ("granite", "GPT2Tokenizer", {}),
+    ("olmo2", "GPT2Tokenizer", {"unk_token": "<|eot_id|>"}),
+    ("smollm3", "PreTrainedTokenizerFast", {}),
+    ("gpt_neox", None, {}),
+    ("gpt_neox", "GPTNeoXTokenizer", {"add_bos_token": True, "add_prefix_space": True}),
+    ("gpt_neox", "PreTrainedTokenizerFast", {"add_bos_token": True}),
+]
 CASES = [(kind, *case) for kind in ("llama-2", "llama-3") for case in SETTINGS]
-CASES += [("llama-3", *case) for case in BYTE_LEVEL]
+CASES += [("llama-3", *case) for case in BYTE_LEVEL + OF_GPT] + [("llama-2", *case) for case in SPACED]
 
 
 def write_folder(folder: Path, kind: str, model_type: str, class_name: str | None, settings: dict[str, Any]) -> None:

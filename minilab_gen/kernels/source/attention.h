@@ -8,8 +8,7 @@ namespace {
 constexpr int LARGEST_HEAD = 512;
 
 // scores = queries . keys of 16 positions in each panel, from the block `first` on, (rows, blocks * 16)
-template <int ROWS>
-void score(const float* queries, int64_t stride, const mlk::Attention& job, int first, int blocks) {
+template <int ROWS> void score(const float* queries, int64_t stride, const mlk::Attention& job, int first, int blocks) {
     constexpr int PANELS = PANELS_OF[ROWS];
     const int64_t block = int64_t{job.head_dim} * LANES;
     Tile t = {queries, stride,  nullptr, block * 4, LANES * 4, job.head_dim, nullptr, int64_t{blocks} * LANES,
@@ -37,7 +36,17 @@ void mix(const float* weights, int64_t stride, const mlk::Attention& job, int or
     constexpr int PANELS = PANELS_OF[ROWS];
     const int64_t size = padded(job.head_dim), panels = size / LANES;
     const float* values = job.strip.values + int64_t{start} * size;
-    Tile t = {weights + (start - origin), stride, nullptr, LANES * 4, size * 4, end - start, nullptr, size, LANES, nullptr, 0};
+    Tile t = {weights + (start - origin),
+              stride,
+              nullptr,
+              LANES * 4,
+              size * 4,
+              end - start,
+              nullptr,
+              size,
+              LANES,
+              nullptr,
+              0};
     int64_t p = 0;
     auto at = [&](int64_t i) MLK_LAMBDA {
         t.weights = reinterpret_cast<const char*>(values + i * LANES);

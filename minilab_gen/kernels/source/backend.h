@@ -41,9 +41,9 @@ constexpr int WIDEST = 8;  // panels at most in one tile
 
 struct Norm {
     const float* x;
-    float* out;  // may be x
+    float* out;                // may be x
     const float *gain, *bias;  // a bias makes it a layer norm, without one it is an RMS norm
-    int size;  // all have room up to the next multiple of 16; x is 0 there
+    int size;                  // all have room up to the next multiple of 16; x is 0 there
     float eps;
 };
 

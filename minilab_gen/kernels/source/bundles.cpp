@@ -77,8 +77,7 @@ void bundle_piece(void* context, int thread, int, int bundle) {
     own.normed_for = -1;
     for (int r = 0; r < rows.count; r++) embed(m, rows.first + r);
     for (int layer = 0; layer < m.w->shape.layers; layer++)
-        for (int part = 0; part < m.w->part_count; part++)
-            bundle_part(m, own, bundle, m.w->parts[part], layer, rows);
+        for (int part = 0; part < m.w->part_count; part++) bundle_part(m, own, bundle, m.w->parts[part], layer, rows);
     const Rows outputs = outputs_of(m.step, rows);
     norm_outputs(m, outputs, own.normed.floats());
     multiply_all(m, own, HEAD, 0, own.normed.floats(), outputs);

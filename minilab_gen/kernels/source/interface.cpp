@@ -224,8 +224,8 @@ int32_t mlk_rope_tables(const mlk_rope* rope, int32_t rope_dim, int32_t context,
     return 0;
 }
 
-int32_t mlk_functions(const float* a, const float* b, const float* c, float* fused, float* exps,
-                      float* activations, int32_t activation, int32_t count) {
+int32_t mlk_functions(const float* a, const float* b, const float* c, float* fused, float* exps, float* activations,
+                      int32_t activation, int32_t count) {
     const Backend* backend = backend_or_error();
     if (!backend) return -1;
     if (count % LANES) return fail("count must be a multiple of %d, got %d", LANES, count);

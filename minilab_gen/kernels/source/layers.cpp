@@ -65,8 +65,8 @@ void attend(Model& m, Own& own, int layer, Run tokens, int kv, int first, int la
     m.backend->attend({m.qkv_rows.floats() + int64_t{tokens.first} * m.w->qkv + head,
                        m.mixed_rows.floats() + int64_t{tokens.first} * m.w->mixed + head, m.w->qkv, m.w->mixed,
                        tokens.count, last - first, s.head_dim, m.step.positions[tokens.first],
-                       m.w->layers[layer].window, m.w->query_scale,
-                       m.strip_of(m.step.slots[tokens.first], layer, kv), own.scores.floats()});
+                       m.w->layers[layer].window, m.w->query_scale, m.strip_of(m.step.slots[tokens.first], layer, kv),
+                       own.scores.floats()});
 }
 
 const Weight& weight_of(const Model& m, Kind kind, int layer) {

@@ -22,17 +22,17 @@ typedef struct mlk_sampler mlk_sampler;
  * gives; the fields say what stands before, between and behind these. */
 typedef struct mlk_shape {
     int32_t vocab, context, layers, heads, kv_heads, head_dim, d_model, d_hidden;
-    int32_t rope_dim;                                     /* of a head, its first so many dimensions are turned; even */
-    int32_t tied, learned_positions;                      /* 0 or 1, as all that follow */
-    int32_t qkv_bias, output_bias, feed_forward_bias;     /* of products */
-    int32_t layer_norm;                                   /* means are taken away, and norms have biases; else RMS norms */
-    int32_t pre_norm, post_norm;                          /* what a part reads is normed; what it adds is */
-    int32_t head_norm, row_norm;                          /* queries and keys are: each head, or all heads as one row */
-    int32_t parallel;                                     /* both parts read what the layer was given */
-    int32_t gated, activation;                            /* of the feed-forward part; of mlk_activation */
-    double norm_eps, gain_offset;                         /* what is added to stored gains */
-    double embedding_scale, residual_scale;               /* multiply embeddings, and what a part adds */
-    double attention_scale;                               /* multiplies scores; 0 is 1 / sqrt(head_dim) */
+    int32_t rope_dim;                                 /* of a head, its first so many dimensions are turned; even */
+    int32_t tied, learned_positions;                  /* 0 or 1, as all that follow */
+    int32_t qkv_bias, output_bias, feed_forward_bias; /* of products */
+    int32_t layer_norm;                               /* means are taken away, and norms have biases; else RMS norms */
+    int32_t pre_norm, post_norm;                      /* what a part reads is normed; what it adds is */
+    int32_t head_norm, row_norm;                      /* queries and keys are: each head, or all heads as one row */
+    int32_t parallel;                                 /* both parts read what the layer was given */
+    int32_t gated, activation;                        /* of the feed-forward part; of mlk_activation */
+    double norm_eps, gain_offset;                     /* what is added to stored gains */
+    double embedding_scale, residual_scale;           /* multiply embeddings, and what a part adds */
+    double attention_scale;                           /* multiplies scores; 0 is 1 / sqrt(head_dim) */
     double logit_divisor;
 } mlk_shape;
 
@@ -40,13 +40,13 @@ enum mlk_activation { MLK_SILU, MLK_GELU_TANH, MLK_GELU };
 
 /* Rotary positions. Each kind reads of what follows it what it needs. */
 typedef struct mlk_rope {
-    int32_t kind;                   /* of mlk_rope_kind */
-    int32_t truncate;               /* whether YaRN's mixture begins and ends at whole dimensions; 0 or 1 */
+    int32_t kind;     /* of mlk_rope_kind */
+    int32_t truncate; /* whether YaRN's mixture begins and ends at whole dimensions; 0 or 1 */
     double theta;
-    double factor;                  /* what slow angles are divided by */
-    double low, high, original;     /* turns within so many positions, between which angles are mixed */
-    double attention;               /* what sines and cosines are multiplied by; 0 is 1 */
-    const float* divisors;          /* (rope_dim / 2), of each frequency */
+    double factor;              /* what slow angles are divided by */
+    double low, high, original; /* turns within so many positions, between which angles are mixed */
+    double attention;           /* what sines and cosines are multiplied by; 0 is 1 */
+    const float* divisors;      /* (rope_dim / 2), of each frequency */
 } mlk_rope;
 
 enum mlk_rope_kind { MLK_ROPE_PLAIN, MLK_ROPE_LINEAR, MLK_ROPE_LLAMA3, MLK_ROPE_YARN, MLK_ROPE_LONG };
@@ -126,7 +126,8 @@ MLK_API void mlk_destroy(mlk_model* model);
 MLK_API int32_t mlk_set(mlk_model* model, int32_t tensor, int32_t layer, int32_t source_type, const void* data,
                         int64_t rows, int64_t columns); /* a vector has 1 row */
 MLK_API int32_t mlk_set_rope(mlk_model* model, int32_t index, const mlk_rope* rope);
-/* How a layer attends: over so many positions up to its own, 0 for all; by which rope, -1 for none. Without a call: 0, 0. */
+/* How a layer attends: over so many positions up to its own, 0 for all; by which rope, -1 for none. Without a call: 0,
+ * 0. */
 MLK_API int32_t mlk_set_layer(mlk_model* model, int32_t layer, int32_t window, int32_t rope);
 MLK_API int32_t mlk_run(mlk_model* model, const mlk_step* step);
 MLK_API void mlk_release(mlk_model* model, int32_t slot);       /* give the memory of a slot's keys and values back */

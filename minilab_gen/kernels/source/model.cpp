@@ -75,8 +75,8 @@ void derive(Weights& w) {
     w.d_model = static_cast<int>(padded(s.d_model)), w.d_hidden = static_cast<int>(padded(s.d_hidden));
     w.mixed = w.queries;
     w.group = s.heads / s.kv_heads;
-    w.query_scale = s.attention_scale > 0 ? static_cast<float>(s.attention_scale)
-                                          : 1.f / sqrtf(static_cast<float>(s.head_dim));
+    w.query_scale =
+        s.attention_scale > 0 ? static_cast<float>(s.attention_scale) : 1.f / sqrtf(static_cast<float>(s.head_dim));
 }
 
 // Give each vector that the model has its place, from `at` on; returns how many floats they take. With null only that.
@@ -96,7 +96,8 @@ int64_t place_vectors(Weights& w, float* at) {
         y.attention_norm = take(s.pre_norm, d), y.attention_norm_bias = take(s.pre_norm && s.layer_norm, d);
         y.feed_forward_norm = take(s.pre_norm, d), y.feed_forward_norm_bias = take(s.pre_norm && s.layer_norm, d);
         y.attention_post_norm = take(s.post_norm, d), y.feed_forward_post_norm = take(s.post_norm, d);
-        y.query_norm = take(normed, s.row_norm ? w.queries : head), y.key_norm = take(normed, s.row_norm ? w.keys : head);
+        y.query_norm = take(normed, s.row_norm ? w.queries : head),
+        y.key_norm = take(normed, s.row_norm ? w.keys : head);
         y.bias = take(s.qkv_bias, w.qkv), y.output_bias = take(s.output_bias, d);
         y.up_bias = take(s.feed_forward_bias, hidden), y.down_bias = take(s.feed_forward_bias, d);
     }

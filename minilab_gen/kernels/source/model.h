@@ -45,7 +45,8 @@ struct Weights {
     mlk_shape shape;
     int type;
 
-    // What a layer is made of, and whether parts add their products to the residual stream later, by a part of their own.
+    // What a layer is made of, and whether parts add their products to the residual stream later, by a part of their
+    // own.
     Kind parts[MOST_PARTS];
     int part_count;
     bool settles;
@@ -57,9 +58,9 @@ struct Weights {
     float query_scale;
 
     Layer* layers;
-    Weight head, table;      // the head, and the embedding of untied models
+    Weight head, table;                   // the head, and the embedding of untied models
     float *norm, *norm_bias, *positions;  // the last norm; learned positions, (context, padded d_model)
-    Memory* memory;          // of each weight
+    Memory* memory;                       // of each weight
     Memory vectors, learned, ropes[MLK_ROPES];
     Angles angles[MLK_ROPES];
     bool* is_set;

@@ -21,8 +21,7 @@ float clamped(float share) { return share < 0 ? 0.f : share > 1 ? 1.f : share; }
 float scaled_as_llama3(float frequency, const mlk_rope& s) {
     const float turns = static_cast<float>(s.original) / (static_cast<float>(TWO_PI) / frequency);
     // 0: slowed down by the whole factor; 1: as it was
-    const float share =
-        clamped((turns - static_cast<float>(s.low)) / static_cast<float>(s.high - s.low));
+    const float share = clamped((turns - static_cast<float>(s.low)) / static_cast<float>(s.high - s.low));
     return (1.f - share) * frequency / static_cast<float>(s.factor) + share * frequency;
 }
 
@@ -66,7 +65,8 @@ const char* wrong_rope(const mlk_rope& s, int dim) {
     if (s.kind < MLK_ROPE_PLAIN || s.kind > MLK_ROPE_LONG) return "there is no such kind of rope";
     if (!(s.theta > 0)) return "theta must be above 0";
     if (s.kind == MLK_ROPE_LONG && !s.divisors) return "this kind of rope must have divisors";
-    if (s.kind != MLK_ROPE_PLAIN && s.kind != MLK_ROPE_LONG && !(s.factor > 0)) return "the rope's factor must be above 0";
+    if (s.kind != MLK_ROPE_PLAIN && s.kind != MLK_ROPE_LONG && !(s.factor > 0))
+        return "the rope's factor must be above 0";
     if (s.kind == MLK_ROPE_YARN && !(s.original > 0 && s.low > 0 && s.high > 0 && s.theta > 1))
         return "YaRN must have its turns and its trained context above 0, and theta above 1";
     return dim > 0 ? nullptr : "this model turns no dimensions";

@@ -163,7 +163,8 @@ void copy(Weights& w, Layer& y, int tensor, const Source& source, int64_t rows, 
 
 int set_tensor(Weights& w, int tensor, int layer, int source_type, const void* data, int64_t rows, int64_t columns) {
     const mlk_shape& s = w.shape;
-    if (tensor < 0 || tensor >= MLK_TENSORS || !is_wanted(s, tensor)) return fail("this model has no tensor %d", tensor);
+    if (tensor < 0 || tensor >= MLK_TENSORS || !is_wanted(s, tensor))
+        return fail("this model has no tensor %d", tensor);
     if (layer < 0 || layer >= (tensor < MLK_ATTENTION_NORM ? 1 : s.layers)) return fail("there is no layer %d", layer);
     if (source_type != MLK_FLOAT32 && source_type != MLK_BFLOAT16 && source_type != MLK_FLOAT16)
         return fail("weights come as float32, bfloat16 or float16, got type %d", source_type);
