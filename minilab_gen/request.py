@@ -13,6 +13,7 @@ from reprlib import Repr
 from typing import Any, Final, TypedDict
 
 from minilab_gen.errors import RequestError
+from minilab_gen.logprobs import MOST_LISTED, check_prompt_size
 
 MAX_SEED = 2**32 - 1
 """Largest seed. 32 bits are what every random generator takes without folding."""
@@ -180,6 +181,8 @@ class RequestSettings(TypedDict, total=False):
     stop_ids: Sequence[int] | None
     stop: str | Sequence[str] | None
     include_stop: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,6 +207,10 @@ class GenerationRequest:
     """Texts before which the answer ends."""
     include_stop: bool = False
     """Whether the answer keeps the one that ended it."""
+    logprobs: int | None = None
+    """How many of the most probable tokens are listed with each token's logprob; None for no logprobs."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", _ids("prompt", self.prompt, at_most=MAX_PROMPT_IDS))
@@ -213,13 +220,18 @@ class GenerationRequest:
             raise RequestError(f"include_stop must be true or false, got {shown(self.include_stop)}")
         if not self.prompt:
             raise RequestError("prompt must hold at least 1 id, got none")
-        _integer("max_new_tokens", self.max_new_tokens, at_least=1, at_most=MAX_NEW_TOKENS)
+        for name, count in {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}.items():
+            if count is not None:
+                _integer(name, count, at_least=0, at_most=MOST_LISTED)
+        check_prompt_size(len(self.prompt), self.prompt_logprobs)
+        fewest = 1 if self.prompt_logprobs is None else 0
+        _integer("max_new_tokens", self.max_new_tokens, at_least=fewest, at_most=MAX_NEW_TOKENS)
         if not isinstance(self.settings, SamplingSettings):
             raise RequestError(f"settings must be SamplingSettings, got {type(self.settings).__name__}")
 
     def check_fits(self, limits: ModelLimits) -> None:
-        """Raise RequestError unless the model can run this: ids known, and room for at least one new token."""
-        check_prompt(self.prompt, limits)
+        """Raise RequestError unless the model can run this: ids known, and room for a new token where one is asked."""
+        check_prompt(self.prompt, limits, leaves_room=self.max_new_tokens > 0)
         longest = min(len(self.prompt) + self.max_new_tokens, limits.context_length)
         if limits.kv_tokens is not None and longest > limits.kv_tokens:
             raise RequestError(
@@ -251,6 +263,8 @@ class GenerationRequest:
             "stop_ids": list(self.stop_ids),
             **({"stop": list(self.stop)} if self.stop else {}),
             **({"include_stop": True} if self.include_stop else {}),
+            **({} if self.logprobs is None else {"logprobs": self.logprobs}),
+            **({} if self.prompt_logprobs is None else {"prompt_logprobs": self.prompt_logprobs}),
         }
 
     @classmethod
@@ -281,7 +295,10 @@ _ALWAYS_WRITTEN: Final = ("temperature", "top_k", "top_p", "seed")
 """What payloads have held from the first release on. A later setting is written only where it is not at its default:
 workers of a release before it take such a job, and the lines of a batch keep the names of their jobs."""
 
-_DEFAULT_DEPENDS: Final = ("max_new_tokens", "seed", "stop_ids", "stop", "include_stop")
+_DEFAULT_DEPENDS: Final = (
+    *("max_new_tokens", "seed", "stop_ids", "stop", "include_stop"),
+    *("logprobs", "prompt_logprobs"),
+)
 """Settings of which ``None`` is no value: it asks for the default, as leaving them out does."""
 
 
@@ -290,9 +307,9 @@ def given_settings(settings: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in settings.items() if value is not None or name not in _DEFAULT_DEPENDS}
 
 
-def check_prompt(prompt: Sequence[int], limits: ModelLimits) -> None:
-    """Raise RequestError unless a model of these limits can continue the prompt by at least one token."""
-    longest = limits.context_length - 1
+def check_prompt(prompt: Sequence[int], limits: ModelLimits, *, leaves_room: bool = True) -> None:
+    """Raise RequestError unless a model of these limits can read the prompt, and continue it by at least one token."""
+    longest = limits.context_length - leaves_room
     if not 1 <= len(prompt) <= longest:
         raise RequestError(f"prompt must hold 1 to {longest} ids, got {len(prompt)}")
     for index, token in enumerate(prompt):

@@ -14,7 +14,9 @@ from minilab_gen.engine.scheduler import Chunk, Scheduler
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
 from minilab_gen.errors import RequestError
 from minilab_gen.kernels.library import KernelError
+from minilab_gen.kernels.logprobs import LogprobRoom
 from minilab_gen.kernels.sampler import TokenSampler
+from minilab_gen.logprobs import TokenLogprobs
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import ModelLimits
 
@@ -24,6 +26,9 @@ if TYPE_CHECKING:
 _PREFILL_SHARE, _LEAST_PREFILL = 4, 64
 """Prompt tokens that one step reads at most: so many for each slot, but no fewer. A newcomer then delays its
 neighbours by two or three of their steps: a product over four times the rows takes less than four times as long."""
+
+_JUDGED_LOGITS, _LEAST_JUDGED = 2**22, 16
+"""Logits of a prompt that one step computes at most where its logprobs are wanted, 16 MB; but so many rows at least."""
 
 OnLogits = Callable[[Sequence, "Tensor"], None]
 
@@ -36,19 +41,24 @@ OnPhase = Callable[[Phase], None]
 _log = logging.getLogger(__name__)
 
 
-_Choice = tuple[Sequence, int]
-"""A sequence and its next token; -1 where its logits are not finite."""
+_CHOSEN, _NONE = -1, -1
+"""In place of a judged id where one is chosen; in place of a chosen one where logits are not finite."""
+
+_Choice = tuple[Sequence, int, TokenLogprobs | None]
+"""A sequence, its next token, -1 where its logits are not finite, and the token's logprobs where they are wanted."""
 
 
 class _Rows:
-    """What a step reads, row by row, and the sequences that are read to their end with it."""
+    """What a step reads, row by row, and the rows after which something is to be said: a token, or a prompt's logprobs."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
         ids: list[int] = []
         slots: list[int] = []
         positions: list[int] = []
         outputs: list[int] = []
-        finished: list[Sequence] = []
+        readers: list[Sequence] = []
+        judged: list[int] = []
+        counts: list[int] = []
         for sequence, tokens in chunks:
             start, slot = sequence.read, sequence.slot
             assert slot is not None, "a sequence must hold a slot before it is read"
@@ -60,12 +70,44 @@ class _Rows:
                 ids += sequence.ids[start : start + tokens]
                 slots += [slot] * tokens
                 positions += range(start, start + tokens)
+            for position in sequence.judged(tokens) if not sequence.is_scored else ():
+                outputs.append(len(ids) - tokens + position - start)
+                readers.append(sequence)
+                judged.append(sequence.ids[position + 1])
+                counts.append(sequence.request.prompt_logprobs or 0)
             if start + tokens == len(sequence.ids):
                 outputs.append(len(ids) - 1)
-                finished.append(sequence)
+                readers.append(sequence)
+                judged.append(_CHOSEN)
+                counts.append(-1 if sequence.request.logprobs is None else sequence.request.logprobs)
         self.ids, self.slots, self.positions = ids, slots, positions
-        self.outputs, self.finished = outputs, finished
-        """The last row of each finished sequence, and these sequences."""
+        self.outputs, self.readers, self.judged = outputs, readers, judged
+        """The rows, their sequences, and the ids in prompts that are judged, else that one is chosen."""
+        self.room = LogprobRoom(counts, judged) if max(counts, default=-1) >= 0 else None
+        """For logprobs, where any are wanted."""
+
+    @property
+    def samplers(self) -> list[TokenSampler | None]:
+        return [
+            reader.sampler if judged == _CHOSEN else None
+            for reader, judged in zip(self.readers, self.judged, strict=True)
+        ]
+
+    def choices(self, chosen: Iterable[int]) -> list[_Choice]:
+        """The choices among what the kernels said of each output. The rest is added to the scores of the prompts.
+
+        Where logits within a prompt are not finite, that sequence has no choice either.
+        """
+        choices: list[_Choice] = []
+        for output, (reader, judged, token) in enumerate(zip(self.readers, self.judged, chosen, strict=True)):
+            listed = self.room.of(output) if self.room is not None else None
+            if judged == _CHOSEN:
+                choices.append((reader, token, listed))
+            elif listed is not None:
+                reader.score(listed)
+            else:
+                choices.append((reader, _NONE, None))
+        return choices
 
 
 class Engine:
@@ -100,7 +142,8 @@ class Engine:
         self._decoder = model.decoder(max_batch, threads)
         self._limits = ModelLimits(model.config.vocab_size, context, kv_tokens)
         budget = kv_tokens if kv_tokens < max_batch * context else None
-        self._scheduler = Scheduler(max_batch, budget, prefill_tokens, self._decoder.release)
+        judged_tokens = max(_LEAST_JUDGED, _JUDGED_LOGITS // model.config.vocab_size)
+        self._scheduler = Scheduler(max_batch, budget, prefill_tokens, self._decoder.release, judged_tokens)
         self._on_logits = on_logits
         self._on_phase = on_phase or _no_clock
         self._known: dict[str, Sequence] = {}
@@ -145,6 +188,7 @@ class Engine:
         self._on_phase("plan")
         choices, refused = self._read_and_choose(chunks)
         outcomes += self._settle(choices)
+        outcomes += self._end_scored(chunks)
         for ended in refused:
             self._forget(ended.sequence)
         outcomes += refused
@@ -163,7 +207,9 @@ class Engine:
             if sequence.deadline is not None and now >= sequence.deadline:
                 self.end(sequence.name, "timeout")
             elif not sequence.read and (reason := sequence.end_after(self._limits.context_length)):
-                self.end(sequence.name, reason)
+                sequence.over = reason
+                if sequence.is_scored:
+                    self.end(sequence.name, reason)
         removed: list[Outcome] = list(self._ending.values())
         self._ending = {}
         for ended in removed:
@@ -193,22 +239,25 @@ class Engine:
         if not chunks:
             return []
         rows = _Rows(chunks)
-        logits = self._room_for_logits(len(rows.finished)) if self._on_logits else None
+        logits = self._room_for_logits(len(rows.outputs)) if self._on_logits else None
         chosen = self._decoder.run(
             rows.ids,
             rows.slots,
             rows.positions,
             rows.outputs,
-            samplers=[sequence.sampler for sequence in rows.finished],
+            samplers=rows.samplers,
             logits=None if logits is None else logits.data_ptr(),
+            logprobs=rows.room,
         )
-        self._on_phase("decode" if len(rows.ids) == len(chunks) == len(rows.finished) else "prefill")
+        choices = rows.choices(chosen)
+        self._on_phase("decode" if len(rows.ids) == len(chunks) == len(choices) else "prefill")
         for sequence, tokens in chunks:
             sequence.read += tokens
         if self._on_logits and logits is not None:
-            for sequence, row in zip(rows.finished, logits, strict=True):
-                self._on_logits(sequence, row)
-        return list(zip(rows.finished, chosen, strict=True))
+            for sequence, judged, row in zip(rows.readers, rows.judged, logits, strict=True):
+                if judged == _CHOSEN:
+                    self._on_logits(sequence, row)
+        return choices
 
     def _room_for_logits(self, rows: int) -> Tensor:
         import torch  # which a worker does without
@@ -218,15 +267,26 @@ class Engine:
     def _settle(self, choices: Iterable[_Choice]) -> list[Outcome]:
         """Give each sequence its token, and release the slots of those that end with it."""
         outcomes: list[Outcome] = []
-        for sequence, token in choices:
-            if token < 0:
+        for sequence, token, listed in choices:
+            if sequence.name not in self._known:  # it ended for what was said of another of its rows
+                continue
+            if token == _NONE:
                 outcomes.append(Ended(sequence, "error", "non-finite logits"))
                 self._forget(sequence)
                 continue
             sequence.ids.append(token)
-            outcomes.append(Chosen(sequence, sequence.tokens, token))
+            outcomes.append(Chosen(sequence, sequence.tokens, token, listed))
             if reason := sequence.end_after(self._limits.context_length):
                 outcomes.append(Ended(sequence, reason))
+                self._forget(sequence)
+        return outcomes
+
+    def _end_scored(self, chunks: Iterable[Chunk]) -> list[Outcome]:
+        """End the sequences of which only a prompt's logprobs were wanted, once they are all there."""
+        outcomes: list[Outcome] = []
+        for sequence, _ in chunks:
+            if sequence.over is not None and sequence.is_scored and sequence.name in self._known:
+                outcomes.append(Ended(sequence, sequence.over))
                 self._forget(sequence)
         return outcomes
 
