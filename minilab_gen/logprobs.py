@@ -60,8 +60,8 @@ def check_prompt_size(prompt_tokens: int, count: int | None) -> None:
     each = 0 if count is None else 1 + count
     if prompt_tokens * each > MAX_OF_PROMPT:
         raise RequestError(
-            f"prompt_logprobs must come to at most {MAX_OF_PROMPT} logprobs in all, got {prompt_tokens} ids with {each} "
-            f"each; list fewer than {count}, or score the text in parts"
+            f"prompt_logprobs must come to at most {MAX_OF_PROMPT} logprobs, got {prompt_tokens} ids with {each} each; "
+            f"list fewer than {count}, or score the text in parts"
         )
 
 
@@ -78,9 +78,10 @@ def prompt_to_text(listed: Sequence[TokenLogprobs | None]) -> str:
 def prompt_from_text(text: str) -> PromptLogprobs:
     """The reverse of :func:`prompt_to_text`. Raises ValueError for anything else."""
     content = json.loads(text)
-    if not isinstance(content, list):
-        raise ValueError(f"logprobs of a prompt must be a list, got {type(content).__name__}")
-    return tuple(None if one is None else _read(one) for one in content)
+    try:
+        return tuple(None if one is None else _read(one) for one in content)
+    except TypeError as error:
+        raise ValueError(f"logprobs of a prompt must be a list, got {content!r}") from error
 
 
 def prompt_to_json(listed: Sequence[TokenLogprobs | None]) -> list[dict[str, Any] | None]:

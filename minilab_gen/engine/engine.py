@@ -49,7 +49,7 @@ _Choice = tuple[Sequence, int, TokenLogprobs | None]
 
 
 class _Rows:
-    """What a step reads, row by row, and the rows after which something is to be said: a token, or a prompt's logprobs."""
+    """What a step reads, row by row, and after which of the rows a token is to be chosen or one of a prompt judged."""
 
     def __init__(self, chunks: Iterable[Chunk]) -> None:
         ids: list[int] = []

@@ -37,8 +37,8 @@ class Scheduler:
     ) -> None:
         """``kv_tokens`` may be held in all, None without a limit; ``prefill_tokens`` of prompts are read in a step.
 
-        Of prompts whose logprobs are wanted they are ``judged_tokens``, if that is fewer. ``on_release`` gets the number
-        of each slot that becomes free.
+        Of prompts whose logprobs are wanted they are ``judged_tokens``, if that is fewer. ``on_release`` gets the
+        number of each slot that becomes free.
         """
         self._slots, self._kv_tokens, self._prefill_tokens = slots, kv_tokens, prefill_tokens
         self._judged_tokens = prefill_tokens if judged_tokens is None else judged_tokens

@@ -68,7 +68,7 @@ class Sequence:
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs | None:
-        """One for each id of the prompt, the first of which has none; None where they are not wanted, or not all there."""
+        """One for each id of the prompt, the first of which has none; None where they are not wanted, or not whole."""
         return (None, *self.scores) if self.is_scored and self.request.prompt_logprobs is not None else None
 
     def end_after(self, context_length: int) -> EngineEnd | None:

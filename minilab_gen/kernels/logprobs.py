@@ -17,11 +17,11 @@ class LogprobRoom:
 
         ``judged`` are the ids whose own logprob is wanted, -1 for the one that is chosen.
         """
-        outputs, self._most = len(counts), max(counts, default=0)
-        self._most = max(self._most, 0)
+        outputs, self._most = len(counts), max(0, *counts)
+        listed = bytes(4 * outputs * self._most)
         self._counts, self._judged = array("i", counts), array("i", judged)
         self._of_tokens = array("f", bytes(4 * outputs))
-        self._ids, self._of_ids = array("i", bytes(4 * outputs * self._most)), array("f", bytes(4 * outputs * self._most))
+        self._ids, self._of_ids = array("i", listed), array("f", listed)
         rooms = (self._counts, self._judged, self._of_tokens, self._ids, self._of_ids)
         self.listing = Listing(self._most, *(room.buffer_info()[0] for room in rooms))
         """What a step is given; it points into this room."""

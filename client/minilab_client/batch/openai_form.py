@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import Content, Line
+from minilab_client.batch.openai_logprobs import logprobs_of, prompt_logprobs_of, settings_of_chat
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.results import Answer
@@ -68,17 +69,15 @@ COMPLETIONS: Final = Route(
     "/v1/completions",
     _SETTINGS,
     ("prompt",),
-    {**_OFF, "best_of": (1,), "echo": (False,), "logprobs": (), "suffix": ()},
+    {**_OFF, "best_of": (1,), "echo": (False,), "suffix": ()},
     ("user",),
 )
 CHAT_COMPLETIONS: Final = Route(
     "/v1/chat/completions",
     {**_SETTINGS, "max_completion_tokens": "max_new_tokens"},
-    ("messages", *EXTRAS),
+    ("messages", *EXTRAS, "top_logprobs"),
     {
         **_OFF,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tool_choice": ("auto",),
         "parallel_tool_calls": (True,),
         "response_format": ({"type": "text"},),
@@ -98,6 +97,7 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
         ends = _stop_ids(model.card.stop_ids, given)
         prompt = _prompt(given, model)
         return Content({"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends})
+    settings = settings_of_chat(settings, given)
     said = Conversation.of(_messages(given)).with_extras(*(given.get(name) for name in EXTRAS))
     prompt, own_ends = model.chat(said)
     ends = _stop_ids(own_ends, given)
@@ -115,8 +115,9 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
         **({"message": {"role": "assistant", "content": given.text}} if chats else {"text": given.text}),
         "finish_reason": "stop" if given.end.reason == "stop" else "length",
         **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
-        "logprobs": None,
+        "logprobs": logprobs_of(given, model.tokenizer, chats=chats),
         "token_ids": list(given.ids),
+        **prompt_logprobs_of(given, model.tokenizer),
     }
     body = {
         "id": f"{'chatcmpl' if chats else 'cmpl'}-{line.digest}",

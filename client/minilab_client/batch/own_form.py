@@ -7,7 +7,7 @@ from typing import Any, Final
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import Content, Line
 from minilab_gen.errors import RequestError
-from minilab_gen.protocol.results import Answer
+from minilab_gen.protocol.results import Answer, logprobs_to_json
 from minilab_gen.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_NEW_TOKENS, SETTING_FIELDS, given_settings, shown
 from minilab_gen.text.chat import EXTRAS, Conversation
 
@@ -46,6 +46,7 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
         "text": given.text,
         "model": model.card.name,
         "fingerprint": given.fingerprint,
+        **logprobs_to_json(given),
     }
 
 

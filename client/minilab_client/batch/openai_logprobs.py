@@ -1,0 +1,100 @@
+"""Logprobs as OpenAI's API asks for them and gives them, for completions and for chats."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from minilab_gen.errors import RequestError
+from minilab_gen.logprobs import TokenLogprobs
+from minilab_gen.protocol.results import Answer
+from minilab_gen.request import shown
+from minilab_gen.text.tokenizer import Tokenizer
+
+
+def settings_of_chat(settings: Mapping[str, object], body: Mapping[str, object]) -> dict[str, object]:
+    """The settings of a chat, which says by ``logprobs`` whether and by ``top_logprobs`` how many. RequestError."""
+    asked, count = body.get("logprobs", False), body.get("top_logprobs", 0)
+    if not isinstance(asked, bool):
+        raise RequestError(f"logprobs must be true or false in a chat, where top_logprobs counts, got {shown(asked)}")
+    rest = {name: value for name, value in settings.items() if name != "logprobs"}
+    if asked:
+        return {**rest, "logprobs": count}
+    if type(count) is not int or count:
+        raise RequestError(f"top_logprobs goes with logprobs true, got {shown(count)} without it")
+    return rest
+
+
+def logprobs_of(answer: Answer, tokenizer: Tokenizer, *, chats: bool) -> dict[str, Any] | None:
+    """The field ``logprobs`` of a choice; None where none were asked for."""
+    if answer.logprobs is None:
+        return None
+    listed = list(zip(answer.ids, answer.logprobs, strict=True))
+    return _of_chat(listed, tokenizer) if chats else _of_completion(listed, answer.text, tokenizer)
+
+
+def prompt_logprobs_of(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+    """The field ``prompt_logprobs`` of a choice, which vLLM has added: null for the first id, then one for each."""
+    if answer.prompt_logprobs is None:
+        return {}
+    content = [None if one is None else _with_texts(one, tokenizer) for one in answer.prompt_logprobs]
+    return {"prompt_logprobs": content}
+
+
+def _with_texts(one: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, Any]:
+    top = [{"id": token, "token": _name(token, tokenizer), "logprob": logprob} for token, logprob in one.top]
+    return {"logprob": one.logprob, "top_logprobs": top}
+
+
+def _of_chat(listed: Sequence[tuple[int, TokenLogprobs]], tokenizer: Tokenizer) -> dict[str, Any]:
+    content = [
+        {
+            **_token(token, one.logprob, tokenizer),
+            "top_logprobs": [_token(other, logprob, tokenizer) for other, logprob in one.top],
+        }
+        for token, one in listed
+    ]
+    return {"content": content, "refusal": None}
+
+
+def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any]:
+    """A token's text, with U+FFFD for a part of a character, and its bytes; a special token adds none to the text."""
+    added = tokenizer.token_bytes(token_id)
+    text = added.decode(errors="replace") if added else _special(token_id, tokenizer)
+    return {"token": text, "logprob": logprob, "bytes": list(added) if added else None}
+
+
+def _of_completion(listed: Sequence[tuple[int, TokenLogprobs]], text: str, tokenizer: Tokenizer) -> dict[str, Any]:
+    """Lists of equal length. A token that is not among the most probable is an extra in ``top_logprobs``."""
+    offsets, so_far, decoder = [], 0, tokenizer.decoder()
+    for token, _ in listed:
+        offsets.append(min(so_far, len(text)))
+        so_far += len(decoder.push(token))
+    top = []
+    for token, one in listed:
+        names: dict[str, float] = {}
+        for other, logprob in (*one.top, (token, one.logprob)):
+            names.setdefault(_name(other, tokenizer), logprob)  # of two tokens with one name the more probable
+        top.append(names)
+    return {
+        "tokens": [_name(token, tokenizer) for token, _ in listed],
+        "token_logprobs": [one.logprob for _, one in listed],
+        "top_logprobs": top,
+        "text_offset": offsets,
+    }
+
+
+def _name(token_id: int, tokenizer: Tokenizer) -> str:
+    """The text of a token; of one that is a part of a character its bytes, as OpenAI writes them."""
+    added = tokenizer.token_bytes(token_id)
+    if not added:
+        return _special(token_id, tokenizer)
+    try:
+        return added.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in added)
+
+
+def _special(token_id: int, tokenizer: Tokenizer) -> str:
+    """The name of a token that adds no text; an id of padding has none."""
+    return tokenizer.token_name(token_id) or f"<{token_id}>"
