@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from minilab_gen.errors import RequestError
-from minilab_gen.logprobs import TokenLogprobs
+from minilab_gen.logprobs import MOST_LISTED, TokenLogprobs
 from minilab_gen.protocol.results import Answer
 from minilab_gen.request import shown
 from minilab_gen.text.tokenizer import Tokenizer
@@ -17,10 +17,12 @@ def settings_of_chat(settings: Mapping[str, object], body: Mapping[str, object])
     asked, count = body.get("logprobs", False), body.get("top_logprobs", 0)
     if not isinstance(asked, bool):
         raise RequestError(f"logprobs must be true or false in a chat, where top_logprobs counts, got {shown(asked)}")
+    if type(count) is not int or not 0 <= count <= MOST_LISTED:
+        raise RequestError(f"top_logprobs must be an integer from 0 to {MOST_LISTED}, got {shown(count)}")
     rest = {name: value for name, value in settings.items() if name != "logprobs"}
     if asked:
         return {**rest, "logprobs": count}
-    if type(count) is not int or count:
+    if count:
         raise RequestError(f"top_logprobs goes with logprobs true, got {shown(count)} without it")
     return rest
 
