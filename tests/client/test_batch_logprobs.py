@@ -16,11 +16,13 @@ from minilab_worker.serving import ServedModel
 from support.batch_files import asked_model, good_lines, openai, own, read_file, records, write_lines
 from support.batch_runs import batch
 from support.served_jobs import StartWorker
+from support.tokenizer_kinds import KINDS
 
 from minilab_gen.generate import generate, logprobs
 from minilab_gen.logprobs import LEAST_LOGPROB, TokenLogprobs
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.results import Answer
+from minilab_gen.request import GenerationRequest
 from minilab_gen.text.chat import ChatFormat
 from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
 
@@ -147,6 +149,21 @@ def test_a_completion_has_lists_of_equal_length_and_lists_its_own_token_as_an_ex
     assert found["top_logprobs"][1] == {" et": -0.25, "bytes:\\xf0": LEAST_LOGPROB}
 
 
+def test_offsets_are_those_in_a_text_that_goes_on_with_a_space() -> None:
+    pieces = Tokenizer.from_json(KINDS["llama-2"]().to_str())
+    prompt = pieces.encode("Le")
+    ids = pieces.encode("Le monde est")[len(prompt) :]
+    decoder = pieces.decoder(prompt)
+    texts = [decoder.push(token) for token in ids]
+
+    found = logprobs_of(answer(ids, "".join(texts), *flat(*ids)), pieces, chats=False, prompt=prompt)
+
+    assert found is not None
+    assert texts[0].startswith(" ")
+    assert found["text_offset"] == [len("".join(texts[:n])) for n in range(len(ids))]
+    assert "".join(found["tokens"]) == "".join(texts)
+
+
 def test_offsets_end_with_the_text_where_a_stop_text_was_cut_off(tokenizer: Tokenizer) -> None:
     found = logprobs_of(answer([14, 362, 359], ", q", *flat(14, 362, 359)), tokenizer, chats=False)
 
@@ -156,7 +173,7 @@ def test_offsets_end_with_the_text_where_a_stop_text_was_cut_off(tokenizer: Toke
 
 def test_an_answer_in_a_chat_has_openais_shape() -> None:
     model = model_that_chats()
-    line = Line(1, "a", "openai-chat", None, None, "0" * 32)  # type: ignore[arg-type]  # its request is not looked at
+    line = Line(1, "a", "openai-chat", GenerationRequest((5, 6, 7)), None, "0" * 32)
 
     plain = openai_form.answer(line, "x", replace(answer([14], ","), logprobs=None), model)
     listed = openai_form.answer(line, "x", answer([14], ",", *flat(14)), model)

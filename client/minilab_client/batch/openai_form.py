@@ -115,7 +115,7 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
         **({"message": {"role": "assistant", "content": given.text}} if chats else {"text": given.text}),
         "finish_reason": "stop" if given.end.reason == "stop" else "length",
         **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
-        "logprobs": logprobs_of(given, model.tokenizer, chats=chats),
+        "logprobs": logprobs_of(given, model.tokenizer, chats=chats, prompt=line.request.prompt),
         "token_ids": list(given.ids),
         **prompt_logprobs_of(given, model.tokenizer),
     }

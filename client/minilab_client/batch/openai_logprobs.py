@@ -27,12 +27,16 @@ def settings_of_chat(settings: Mapping[str, object], body: Mapping[str, object])
     return rest
 
 
-def logprobs_of(answer: Answer, tokenizer: Tokenizer, *, chats: bool) -> dict[str, Any] | None:
-    """The field ``logprobs`` of a choice; None where none were asked for."""
+def logprobs_of(
+    answer: Answer, tokenizer: Tokenizer, *, chats: bool, prompt: Sequence[int] = ()
+) -> dict[str, Any] | None:
+    """The field ``logprobs`` of a choice; None where none were asked for. ``prompt`` is what the answer goes on."""
     if answer.logprobs is None:
         return None
     listed = list(zip(answer.ids, answer.logprobs, strict=True))
-    return _of_chat(listed, tokenizer) if chats else _of_completion(listed, answer.text, tokenizer)
+    if chats:
+        return _of_chat(listed, tokenizer)
+    return _of_completion(listed, tokenizer, _offsets(answer, tokenizer, prompt))
 
 
 def prompt_logprobs_of(answer: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -66,12 +70,19 @@ def _token(token_id: int, logprob: float, tokenizer: Tokenizer) -> dict[str, Any
     return {"token": text, "logprob": logprob, "bytes": list(added) if added else None}
 
 
-def _of_completion(listed: Sequence[tuple[int, TokenLogprobs]], text: str, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Lists of equal length. A token that is not among the most probable is an extra in ``top_logprobs``."""
-    offsets, so_far, decoder = [], 0, tokenizer.decoder()
-    for token, _ in listed:
-        offsets.append(min(so_far, len(text)))
+def _offsets(answer: Answer, tokenizer: Tokenizer, prompt: Sequence[int]) -> list[int]:
+    """Where each token begins in the text, or would, if that did not end before a stop text."""
+    offsets, so_far, decoder = [], 0, tokenizer.decoder(prompt)
+    for token in answer.ids:
+        offsets.append(min(so_far, len(answer.text)))
         so_far += len(decoder.push(token))
+    return offsets
+
+
+def _of_completion(
+    listed: Sequence[tuple[int, TokenLogprobs]], tokenizer: Tokenizer, offsets: Sequence[int]
+) -> dict[str, Any]:
+    """Lists of equal length. A token that is not among the most probable is an extra in ``top_logprobs``."""
     top = []
     for token, one in listed:
         names: dict[str, float] = {}
@@ -82,7 +93,7 @@ def _of_completion(listed: Sequence[tuple[int, TokenLogprobs]], text: str, token
         "tokens": [_name(token, tokenizer) for token, _ in listed],
         "token_logprobs": [one.logprob for _, one in listed],
         "top_logprobs": top,
-        "text_offset": offsets,
+        "text_offset": list(offsets),
     }
 
 
