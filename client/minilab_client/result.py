@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "json", "ids"]),
+    type=click.Choice(["text", "json", "ids", "logprobs"]),
     default="text",
     show_default=True,
-    help="The text, one JSON object, or the token ids with commas between them.",
+    help="The text, one JSON object, the token ids with commas between them, or a table of logprobs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @wait_option("Wait for the end of the job, with a number for so long at most", flag_value=str(LONGEST_TIME))
@@ -50,7 +50,12 @@ def result(settings: ClientSettings, job: str, form: str, as_json: bool, wait: f
         if found is None:
             _say_unended(connection, job)
             return ExitCode.FAILED
-    _show(found, "json" if as_json else form)
+        if form == "logprobs" and not as_json:
+            from minilab_client.logprob_table import write_logprobs
+
+            write_logprobs(connection, found)
+        else:
+            _show(found, "json" if as_json else form)
     return say_end(job, found.end)
 
 
