@@ -53,8 +53,10 @@ def submit(  # noqa: PLR0913 - each by its name
     handed to its template, for instance ``{"enable_thinking": False}``. ``settings`` are the fields of
     :class:`RequestSettings`: ``max_new_tokens`` are by default 64, in a chat 1024; a sampled job without a ``seed``
     draws one; ``stop_ids`` are by default the model's own; ``stop`` are texts before which the answer ends, or with
-    ``include_stop`` after which. ``timeout`` and ``ttl`` are seconds: of running, and of waiting. Raises RequestError
-    for what can never run, UnknownModelError, DuplicateJobError, RedisUnavailableError.
+    ``include_stop`` after which; ``logprobs`` and ``prompt_logprobs`` say how many of the most probable tokens are
+    listed with the logprob of each token of the answer, and of the prompt. ``timeout`` and ``ttl`` are seconds: of
+    running, and of waiting. Raises RequestError for what can never run, UnknownModelError, DuplicateJobError,
+    RedisUnavailableError.
     """
     given = given_settings(settings)
     GenerationRequest.from_payload({**given, "prompt": (0,)})  # any prompt shows whether the rest can be right

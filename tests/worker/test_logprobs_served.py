@@ -22,6 +22,7 @@ from support.served_jobs import StartWorker, wait_for_end
 from support.verification import alter, books, nothing_is_left
 from support.waiting import wait_until
 
+import minilab_gen
 from minilab_gen import tasks
 from minilab_gen.generate import generate, logprobs
 from minilab_gen.logprobs import PromptLogprobs, TokenLogprobs, prompt_to_text
@@ -89,6 +90,24 @@ def test_jobs_have_their_logprobs_whatever_runs_beside_them(
         (answer,) = answers(server, [job_id])
         assert answer is not None
         assert (answer.logprobs, answer.prompt_logprobs) == (found.logprobs, found.prompt_logprobs)
+
+
+def test_programs_ask_for_logprobs_and_read_them(
+    server: redis.Redis, served: ServedModel, start_worker: StartWorker
+) -> None:
+    start_worker()
+
+    job_id = minilab_gen.submit((5, 6, 7), max_new_tokens=5, stop_ids=(), logprobs=1, prompt_logprobs=0)
+
+    events = list(minilab_gen.tail(job_id))
+    request = GenerationRequest((5, 6, 7), 5, logprobs=1, prompt_logprobs=0)
+    assert listed(events) == reference_logprobs(served, request)
+    found = minilab_gen.result(job_id)
+    assert found is not None
+    assert found.logprobs == tuple(listed(events))
+    assert found.prompt_logprobs == reference_scores(served, request)
+    with pytest.raises(minilab_gen.MiniLabError, match="logprobs must be at most 20, got 21"):
+        minilab_gen.submit("a", logprobs=21)
 
 
 def test_every_token_has_its_logprobs_also_where_its_text_is_held_back(
