@@ -12,9 +12,9 @@ import os
 import random
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -82,17 +82,37 @@ def _draw_request(dice: random.Random, config: ModelConfig) -> GenerationRequest
     if _one_in(2, dice):  # among the first ids, which are the most frequent ones
         stop_ids = [dice.randrange(min(512, config.vocab_size)) for _ in range(dice.randint(1, MAX_STOP_IDS))]
     ids = tuple(dice.randrange(config.vocab_size) for _ in range(prompt))
-    return GenerationRequest(ids, answer, _draw_settings(dice, config), tuple(stop_ids))
+    return GenerationRequest(ids, answer, _draw_settings(dice, config, answer), tuple(stop_ids))
 
 
-def _draw_settings(dice: random.Random, config: ModelConfig) -> SamplingSettings:
+def _draw_settings(dice: random.Random, config: ModelConfig, answer: int) -> SamplingSettings:
     """Greedy settings, ordinary ones, and those at the edges of what is allowed."""
+    edits = _draw_edits(dice, config.vocab_size, answer) if _one_in(2, dice) else {}
     if _one_in(3, dice):
-        return GREEDY
+        return replace(GREEDY, **edits)
     temperature = dice.choice((dice.uniform(0.05, 2.0), 1.0, 1e-30, 1e-3, 1e3, 1e38))
     top_k = dice.choice((None, 1, dice.randint(2, 100), config.vocab_size, 2 * config.vocab_size))
     top_p = dice.choice((None, 1e-9, dice.uniform(0.05, 1.0), 1.0))
-    return SamplingSettings(temperature, top_k, top_p, dice.randint(0, MAX_SEED))
+    min_p = dice.choice((0.0, 0.0, dice.uniform(0.0, 0.3), 1.0))
+    return SamplingSettings(temperature, top_k, top_p, dice.randint(0, MAX_SEED), min_p, **edits)
+
+
+def _draw_edits(dice: random.Random, vocab_size: int, answer: int) -> dict[str, Any]:
+    """Penalties, biases and masks. One id can always be chosen: no bad word ends in it, and it is no stop id."""
+    free = vocab_size - 1
+
+    def ids(most: int) -> tuple[int, ...]:  # among the most frequent ones, too
+        return tuple(dice.randrange(dice.choice((min(512, free), free))) for _ in range(dice.randint(1, most)))
+
+    return {
+        "repetition_penalty": dice.choice((1.0, dice.uniform(0.5, 2.0), 1e-300, 1e300)),
+        "presence_penalty": dice.choice((0.0, dice.uniform(-2.0, 2.0), 2.0)),
+        "frequency_penalty": dice.choice((0.0, dice.uniform(-2.0, 2.0), -2.0)),
+        "logit_bias": {token: dice.uniform(-100.0, 100.0) / 10 for token in ids(100)} if _one_in(3, dice) else {},
+        "min_tokens": dice.choice((0, 0, answer, dice.randint(1, answer))),
+        "allowed_token_ids": (free, *ids(200)) if _one_in(4, dice) else None,
+        "bad_words_ids": tuple(ids(4) for _ in range(dice.randint(1, 50))) if _one_in(3, dice) else (),
+    }
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any, Unpack
 import redis
 
 from minilab_gen.errors import RequestError
+from minilab_gen.model_settings import check_settings, own_ends, request_fields
 from minilab_gen.protocol import endings, keys, results
 from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
@@ -52,17 +53,17 @@ def submit(  # noqa: PLR0913 - each by its name
     or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``; ``tools`` and ``chat_template_kwargs`` are
     handed to its template, for instance ``{"enable_thinking": False}``. ``settings`` are the fields of
     :class:`RequestSettings`: ``max_new_tokens`` are by default 64, in a chat 1024; a sampled job without a ``seed``
-    draws one; ``stop_ids`` are by default the model's own; ``stop`` are texts before which the answer ends, or with
-    ``include_stop`` after which; ``logprobs`` and ``prompt_logprobs`` say how many of the most probable tokens are
-    listed with the logprob of each token of the answer, and of the prompt. ``timeout`` and ``ttl`` are seconds: of
-    running, and of waiting. Raises RequestError for what can never run, UnknownModelError, DuplicateJobError,
-    RedisUnavailableError.
+    draws one; ``stop_ids`` are by default the model's own, with ``ignore_eos`` none; ``stop`` are texts before which an
+    answer ends, or with ``include_stop`` after which; ``logprobs`` and ``prompt_logprobs`` say how many of the most
+    probable tokens are listed with the logprob of each token of the answer, and of the prompt; docs/sampling.md has the
+    others. ``timeout`` and ``ttl`` are seconds: of running, and of waiting. Raises RequestError for what can never run,
+    UnknownModelError, DuplicateJobError, RedisUnavailableError.
     """
     given = given_settings(settings)
-    GenerationRequest.from_payload({**given, "prompt": (0,)})  # any prompt shows whether the rest can be right
+    asked = _asked(prompt, chat, tools, chat_template_kwargs)
+    check_settings(given, default_max_new_tokens(asked))
     model = keys.without_owner(model)
     submission = Submission(model=model, job_id=job_id, priority=priority, timeout=timeout, ttl=ttl)
-    asked = _asked(prompt, chat, tools, chat_template_kwargs)
     with closing(connect(redis_url)) as connection, explained(connection):
         request = build_request(connection, asked, given, model)
         try:
@@ -84,23 +85,25 @@ def build_request(
 ) -> GenerationRequest:
     """The request for a model, checked against its card, with the defaults of all settings that were not given."""
     card = read_card(connection, model)
+    known: list[Tokenizer] = []
+
+    def tokenizer() -> Tokenizer:  # which may take long to read, and is not always needed
+        if not known:
+            known.append(read_tokenizer(connection, card))
+        return known[0]
+
     ends: Sequence[int] = card.stop_ids
     ids: Sequence[int]
-    tokenizer: Tokenizer | None = None
     if isinstance(prompt, Conversation):
-        tokenizer = read_tokenizer(connection, card)
-        ids, ends = chat_prompt(prompt, card, tokenizer)
-    elif isinstance(prompt, str):
-        tokenizer = read_tokenizer(connection, card)
-        ids = prompt_ids(prompt, tokenizer)
+        ids, ends = chat_prompt(prompt, card, tokenizer())
     else:
-        ids = prompt
-    defaults = {"max_new_tokens": default_max_new_tokens(prompt), "stop_ids": ends}
-    request = GenerationRequest.from_payload({**defaults, **given, "prompt": ids})
+        ids = prompt_ids(prompt, tokenizer()) if isinstance(prompt, str) else prompt
+    defaults = {"max_new_tokens": default_max_new_tokens(prompt), "stop_ids": own_ends(given, ends)}
+    request = GenerationRequest.from_payload({**defaults, **request_fields(given, tokenizer), "prompt": ids})
     if "seed" not in given:
         request = request.with_seed(draw_seed())
     if request.stop:
-        request = ended_by_name(request, card, tokenizer or read_tokenizer(connection, card))
+        request = ended_by_name(request, card, tokenizer())
     request.check_fits(card.limits)
     return request
 

@@ -82,7 +82,8 @@ def logprobs(logits: Tensor, token_id: int, count: int = 0) -> TokenLogprobs:
 
 @torch.no_grad()
 def _steps(model: Model, request: GenerationRequest, use_cache: bool, cache: KVCache) -> Iterator[Step]:
-    sampler = Sampler(request.settings, model.config.vocab_size)
+    sampler = Sampler(request.settings, model.config.vocab_size, request.stop_ids)
+    sampler.begin(request.prompt)
     ids = list(request.prompt)
     for _ in range(request.longest_answer(model.config.context_length)):
         logits = _next_logits(model, ids, use_cache, cache)

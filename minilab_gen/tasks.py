@@ -10,6 +10,7 @@ import os
 import time
 from concurrent.futures import Future, wait
 from functools import cache
+from pathlib import Path
 from threading import Thread
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from minilab_gen.protocol.jobs import seconds_to_run
 from minilab_gen.protocol.streams import publish, published_tokens
 from minilab_gen.protocol.transcript import Transcript
 from minilab_gen.request import GenerationRequest
-from minilab_gen.text.tokenizer import BASE_CHECKPOINT, Tokenizer, get_tokenizer
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, Tokenizer
 
 MODEL_VARIABLE = "MINILAB_CHECKPOINT"
 """Environment variable with the checkpoint folder that :func:`generate` serves; the base model without it."""
@@ -68,9 +69,10 @@ def _load_into(loading: Future[tuple[Any, Tokenizer]]) -> None:
     try:
         import minilab_gen.engine  # noqa: F401 - not in the main thread, for the same reason
         from minilab_gen.models.checkpoint import load  # torch comes with the first job, not with the import
+        from minilab_gen.models.source import checkpoint_of
 
-        folder = os.environ.get(MODEL_VARIABLE) or BASE_CHECKPOINT
-        loading.set_result((load(folder), get_tokenizer(folder)))
+        path = Path(os.environ.get(MODEL_VARIABLE) or BASE_CHECKPOINT)
+        loading.set_result((load(path), checkpoint_of(path).tokenizer()))
     except BaseException as error:  # noqa: BLE001 - the job that waits for it raises it
         loading.set_exception(error)
 

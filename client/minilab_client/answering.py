@@ -15,6 +15,7 @@ from minilab_client.interrupts import uninterrupted
 from minilab_client.output import flush, say, write
 from minilab_gen.api import ended_by_name
 from minilab_gen.errors import RequestError
+from minilab_gen.model_settings import check_settings, own_ends, request_fields
 from minilab_gen.protocol import endings
 from minilab_gen.protocol.cards import all_cards, read_card, read_tokenizer
 from minilab_gen.protocol.events import EndEvent
@@ -37,9 +38,7 @@ class Answerer:
 
         Raises UnknownModelError, and RequestError for a model without a chat template or settings against a rule.
         """
-        asked = GenerationRequest.from_payload(  # any prompt shows whether the rest can be right
-            {"max_new_tokens": DEFAULT_CHAT_TOKENS, **sampling, "prompt": (0,)}
-        )
+        asked = check_settings(sampling, DEFAULT_CHAT_TOKENS)
         self._connection, self._submission, self._dialogue = connection, submission, dialogue
         self._sampling, self._max_new_tokens = sampling, asked.max_new_tokens
         self._model = self._read_model(None)
@@ -87,8 +86,10 @@ class Answerer:
         return question
 
     def _submit(self, question: Question) -> str:
-        of_question = {"prompt": question.prompt, "max_new_tokens": question.max_new_tokens}
-        request = GenerationRequest.from_payload({"stop_ids": question.stop_ids, **self._sampling, **of_question})
+        given = request_fields(self._sampling, lambda: self._model.tokenizer)
+        whole = {"max_new_tokens": self._max_new_tokens, "stop_ids": own_ends(self._sampling, question.stop_ids)}
+        request = GenerationRequest.from_payload({**whole, **given, "prompt": question.prompt})
+        request = request.cut_to(question.max_new_tokens)
         if "seed" not in self._sampling:
             request = request.with_seed(draw_seed())
         request = ended_by_name(request, self._model.card, self._model.tokenizer)

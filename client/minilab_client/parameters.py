@@ -22,6 +22,7 @@ _AGO = re.compile(r"([0-9]{1,5})([smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
+_ID = re.compile(r"0|[1-9][0-9]{0,18}")
 _DECIMAL = re.compile(r"-?([0-9]{1,40}(\.[0-9]{0,400})?|\.[0-9]{1,400})([eE][+-]?[0-9]{1,4})?")
 
 
@@ -71,6 +72,35 @@ def token_ids(text: str) -> tuple[int, ...]:
                 f"must be ids in ASCII digits with commas between them, got {part!r} at position {index}"
             )
     return tuple(map(int, parts))
+
+
+def logit_bias(text: str) -> dict[int, float]:
+    """Biases of ids, as JSON or as one ``ID=BIAS``; whether they are in range is for the request to say."""
+    if text.lstrip().startswith("{"):
+        pairs = _pairs(text)
+    else:
+        token, _, bias = text.partition("=")
+        pairs = [(token, bias)]
+    biases: dict[int, float] = {}
+    for token, bias in pairs:
+        if not _ID.fullmatch(token):
+            raise click.BadParameter(f"must be ID=BIAS or JSON, each ID in plain digits, got {token!r}")
+        if int(token) in biases:
+            raise click.BadParameter(f"must name each id once, got {token} twice")
+        biases[int(token)] = bias if isinstance(bias, int | float) else decimal_number(bias)
+    return biases
+
+
+def _pairs(text: str) -> list[tuple[str, Any]]:
+    """The fields of a JSON object of numbers, also those that come twice."""
+    try:
+        pairs = json.loads(text, object_pairs_hook=list)
+    except (ValueError, RecursionError) as error:
+        raise click.BadParameter(f"must be JSON, got {text!r}: {error}") from error
+    for token, bias in pairs:
+        if isinstance(bias, bool) or not isinstance(bias, int | float):
+            raise click.BadParameter(f"must have numbers as biases, got {bias!r} for {token}")
+    return list(pairs)
 
 
 def moment(text: str) -> datetime:

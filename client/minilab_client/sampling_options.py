@@ -10,7 +10,7 @@ import click
 
 from minilab_client import parameters
 from minilab_gen.logprobs import MOST_LISTED
-from minilab_gen.request import MAX_STOP_IDS, MAX_STOP_TEXTS, SETTING_FIELDS
+from minilab_gen.request import GIVEN_FIELDS, MAX_STOP_IDS, MAX_STOP_TEXTS
 
 _Command = Callable[..., Any]
 _Option = Callable[[_Command], _Command]
@@ -21,6 +21,84 @@ def _setting(name: str, read: Callable[[str], object], metavar: str, what: str) 
     variable = f"MINILAB_{name.upper().replace('-', '_')}"
     return click.option(f"--{name}", type=read, metavar=metavar, envvar=variable, show_envvar=True, help=what)
 
+
+def _merged(_context: click.Context, _parameter: click.Parameter, given: tuple[dict[int, float], ...]) -> object:
+    """The biases of all uses of the option."""
+    merged: dict[int, float] = {}
+    for biases in given:
+        for token, bias in biases.items():
+            if token in merged:
+                raise click.BadParameter(f"must name each id once, got {token} twice")
+            merged[token] = bias
+    return merged
+
+
+_MORE_OPTIONS = (
+    _setting(
+        "min-p",
+        parameters.decimal_number,
+        "P",
+        "Sample only from tokens at least P times as probable as the most probable one. Default: 0, all.",
+    ),
+    _setting(
+        "repetition-penalty",
+        parameters.decimal_number,
+        "R",
+        "Divide the positive logits of tokens in prompt or answer by R, multiply the others. Default: 1.",
+    ),
+    _setting(
+        "presence-penalty",
+        parameters.decimal_number,
+        "P",
+        "Subtract P, from -2 to 2, from the logits of tokens in the answer. Default: 0.",
+    ),
+    _setting(
+        "frequency-penalty",
+        parameters.decimal_number,
+        "P",
+        "The same for each time that a token is there. Default: 0.",
+    ),
+    click.option(
+        "--logit-bias",
+        type=parameters.logit_bias,
+        multiple=True,
+        callback=_merged,
+        metavar="ID=BIAS",
+        help="""Add BIAS, from -100 to 100, to the logit of a token; may be repeated. Or JSON: '{"12": -5, "7": 3}'.""",
+    ),
+    _setting(
+        "min-tokens",
+        parameters.whole_number,
+        "N",
+        "Choose no stop token before N tokens. Default: 0.",
+    ),
+    click.option(
+        "--ignore-eos",
+        is_flag=True,
+        help="Go on after the model's own stop tokens; those of --stop-id end the text all the same.",
+    ),
+    click.option(
+        "--allowed-token-ids",
+        type=parameters.token_ids,
+        metavar="ID,ID,...",
+        help="Choose only these tokens. Default: all.",
+    ),
+    click.option(
+        "--bad-word",
+        "bad_words",
+        multiple=True,
+        metavar="TEXT",
+        help="Never write TEXT, as the tokenizer makes tokens of it; may be repeated.",
+    ),
+    click.option(
+        "--bad-word-ids",
+        "bad_words_ids",
+        type=parameters.token_ids,
+        multiple=True,
+        metavar="ID,ID,...",
+        help="The same for a sequence of tokens.",
+    ),
+)
 
 _OPTIONS = (
     _setting(
@@ -86,8 +164,7 @@ def sampling_options(most: str, *, logprobs: bool = False) -> _Option:
     """An option for each setting of a request, named as its field; ``most`` is the default of ``--max-new-tokens``.
 
     Those of ``logprobs`` are for commands whose output has some.
-    The command gets those that were given as one mapping, ``sampling``, part of a payload for
-    :meth:`GenerationRequest.from_payload`.
+    The command gets those that were given as one mapping, ``sampling``, with the names of :data:`GIVEN_FIELDS`.
     """
     limit = _setting(
         "max-new-tokens",
@@ -98,7 +175,7 @@ def sampling_options(most: str, *, logprobs: bool = False) -> _Option:
 
     def decorate(command: _Command) -> _Command:
         decorated = _taking_one_mapping(command)
-        for option in reversed((limit, *_OPTIONS, *(_LOGPROBS if logprobs else ()))):
+        for option in reversed((limit, *_OPTIONS, *_MORE_OPTIONS, *(_LOGPROBS if logprobs else ()))):
             decorated = option(decorated)
         return decorated
 
@@ -108,8 +185,8 @@ def sampling_options(most: str, *, logprobs: bool = False) -> _Option:
 def _taking_one_mapping(command: _Command) -> _Command:
     @wraps(command)
     def collecting(*args: Any, **arguments: Any) -> Any:
-        values = {name: arguments.pop(name) for name in SETTING_FIELDS if name in arguments}
-        given = {name: value for name, value in values.items() if value not in (None, ())}
+        values = {name: arguments.pop(name) for name in GIVEN_FIELDS if name in arguments}
+        given = {name: value for name, value in values.items() if value or (value == 0 and value is not False)}
         return command(*args, sampling=given, **arguments)
 
     return collecting

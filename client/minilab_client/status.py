@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
@@ -12,11 +12,18 @@ from minilab_client import parameters
 from minilab_client.output import write, write_json
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
 from minilab_client.times import shown
+from minilab_gen.errors import MiniLabError
+from minilab_gen.request import GREEDY
 
 if TYPE_CHECKING:
+    import redis
+
     from minilab_gen.protocol.details import JobDetails
     from minilab_gen.protocol.events import EndEvent
     from minilab_gen.protocol.jobs import JobView
+
+_LISTED: Final = 8
+"""Entries of a setting that are shown one by one."""
 
 
 @click.command(
@@ -40,12 +47,15 @@ def status(settings: ClientSettings, job: str, utc: bool, as_json: bool) -> None
         (known,) = details(connection, [job])
         count = known.prompt_tokens or len(known.first_ids)
         prompt = PromptTexts(connection).beginning(found.model, known.first_ids, count)
+        asked = _settings(connection, job)
     now = datetime.now(UTC)
     speed = None if found.state == "queued" else known.tokens_per_second(found.tokens, now)
     if as_json:
-        write_json(_as_json(found, known, prompt, speed))
+        write_json(_as_json(found, known, prompt, speed) | {"settings": asked})
         return
-    lines = _lines(found) | _prompt_line(prompt, known) | _time_lines(known, now, speed, utc=utc)
+    lines = (
+        _lines(found) | _prompt_line(prompt, known) | _settings_line(asked) | _time_lines(known, now, speed, utc=utc)
+    )
     for name, value in lines.items():
         if value is not None:
             write(f"{name:<8} {value}\n")
@@ -69,6 +79,34 @@ def _as_json(found: JobView, known: JobDetails, prompt: str | None, speed: float
         **{name: moment and moment.isoformat(timespec="milliseconds") for name, moment in _times(known).items()},
         **ending,
     }
+
+
+def _settings(connection: redis.Redis, job: str) -> dict[str, Any] | None:
+    """What the job asks beside its prompt, as its payload has it; None where its record cannot be read."""
+    from minilab_gen.protocol.jobs import fetch, request_of
+
+    try:
+        payload = request_of(fetch(connection, job)).to_payload()
+    except MiniLabError:
+        return None
+    return {name: value for name, value in payload.items() if name != "prompt"}
+
+
+def _settings_line(asked: dict[str, Any] | None) -> dict[str, object]:
+    """The settings that are not at their defaults; long lists by their lengths."""
+    default = GREEDY.to_payload()
+    parts = [
+        f"{name} {_short(value)}"
+        for name, value in (asked or {}).items()
+        if name == "max_new_tokens" or (value and value != default.get(name))
+    ]
+    return {"settings": ", ".join(parts) or None}
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, int | float):
+        return f"{value:g}" if isinstance(value, float) else str(value)
+    return json.dumps(value) if len(value) <= _LISTED else f"of {len(value)}"
 
 
 def _times(known: JobDetails) -> dict[str, datetime | None]:

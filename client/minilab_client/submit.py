@@ -26,6 +26,7 @@ from minilab_client.job_options import (
 from minilab_client.output import say
 from minilab_client.sampling_options import sampling_options
 from minilab_client.settings import ClientSettings, pass_settings, redis_url_option
+from minilab_gen.model_settings import check_settings
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_NEW_TOKENS, GenerationRequest
 from minilab_gen.text.chat import Conversation
@@ -46,9 +47,11 @@ class _NewJob:
     submission: Submission
 
     def __post_init__(self) -> None:
-        # Any prompt shows whether the rest can be right, before Redis is asked for the model's tokenizer and limits.
-        stand_in = self.prompt if isinstance(self.prompt, tuple) else (0,)
-        GenerationRequest.from_payload({**self.sampling, "prompt": stand_in})
+        # Before Redis is asked for the model's tokenizer and limits.
+        default = DEFAULT_CHAT_TOKENS if isinstance(self.prompt, Conversation) else DEFAULT_MAX_NEW_TOKENS
+        check_settings(self.sampling, default)
+        if isinstance(self.prompt, tuple):
+            GenerationRequest(self.prompt)
 
     def send(self, connection: redis.Redis) -> tuple[str, GenerationRequest]:
         """Check against the model card and enqueue; the job id and the request as it stands in the queue."""

@@ -15,7 +15,7 @@ from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Seque
 from minilab_gen.errors import RequestError
 from minilab_gen.kernels.library import KernelError
 from minilab_gen.kernels.logprobs import LogprobRoom
-from minilab_gen.kernels.sampler import TokenSampler
+from minilab_gen.kernels.sampler import NO_TOKEN, TokenSampler, needs_sampler
 from minilab_gen.logprobs import TokenLogprobs
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import ModelLimits
@@ -41,11 +41,11 @@ OnPhase = Callable[[Phase], None]
 _log = logging.getLogger(__name__)
 
 
-_CHOSEN, _NONE = -1, -1
-"""In place of a judged id where one is chosen; in place of a chosen one where logits are not finite."""
+_CHOSEN, _NOT_FINITE = -1, -1
+"""In place of a judged id where one is chosen; of ``NO_TOKEN``, in place of a chosen one."""
 
 _Choice = tuple[Sequence, int, TokenLogprobs | None]
-"""A sequence, its next token, -1 where its logits are not finite, and the token's logprobs where they are wanted."""
+"""A sequence, its next token, of ``NO_TOKEN`` where there is none, and the token's logprobs where they are wanted."""
 
 
 class _Rows:
@@ -106,7 +106,7 @@ class _Rows:
             elif listed is not None:
                 reader.score(listed)
             else:
-                choices.append((reader, _NONE, None))
+                choices.append((reader, _NOT_FINITE, None))
         return choices
 
 
@@ -168,9 +168,10 @@ class Engine:
         if sequence.name in self._known:
             raise RequestError(f"a sequence's name must be new to the engine, got {sequence.name} again")
         sequence.request.check_fits(self._limits)
-        if not sequence.request.settings.is_greedy:
-            sequence.sampler = TokenSampler(sequence.request.settings, self._limits.vocab_size)
-            sequence.sampler.skip(sequence.tokens)
+        request = sequence.request
+        if needs_sampler(request.settings):
+            sequence.sampler = TokenSampler(request.settings, self._limits.vocab_size, request.stop_ids)
+            sequence.sampler.begin(request.prompt, sequence.ids[len(request.prompt) :])
         self._scheduler.add(sequence)
         self._known[sequence.name] = sequence
 
@@ -270,8 +271,8 @@ class Engine:
         for sequence, token, listed in choices:
             if sequence.name not in self._known:  # it ended for what was said of another of its rows
                 continue
-            if token == _NONE:
-                outcomes.append(Ended(sequence, "error", "non-finite logits"))
+            if token < 0:
+                outcomes.append(Ended(sequence, "error", NO_TOKEN[token]))
                 self._forget(sequence)
                 continue
             sequence.ids.append(token)

@@ -36,7 +36,7 @@ class Sequence:
         self.arrival = 0
         """Its turn: the number of its arrival in the engine."""
         self.sampler: TokenSampler | None = None
-        """None for a greedy sequence, and before the engine has it."""
+        """None for a sequence that takes the highest logits, and before the engine has it."""
 
         self.scores: list[TokenLogprobs] = []
         """Logprobs of the prompt's tokens from the second on, as far as it is read, where they are wanted."""

@@ -53,8 +53,8 @@ BACKENDS: dict[str, dict[str, list[str]]] = {
 """For each kind of processor the back ends and their flags. What they ask of a processor stands in processor.cpp."""
 
 OTHERS = [
-    *("bundles", "interface", "layers", "logprobs", "memory", "model", "processor", "rope"),
-    *("sampling", "stages", "step", "team", "tensors", "weights"),
+    *("bundles", "edits", "interface", "layers", "logprobs", "memory", "model", "processor", "rope"),
+    *("samplers", "sampling", "stages", "step", "team", "tensors", "weights"),
 ]
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
 

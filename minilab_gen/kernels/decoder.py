@@ -174,7 +174,7 @@ class Decoder:
         logits: int | None = None,
         logprobs: LogprobRoom | None = None,
     ) -> list[int]:
-        """Read a step's rows and choose a token after each of the output rows, -1 where its logits are not finite.
+        """Read a step's rows and choose a token after each of the output rows; of ``NO_TOKEN`` where there is none.
 
         The rows of a slot stand together at ascending positions; ``output_rows`` ascend. Without samplers the most
         probable tokens are taken; a sampler chooses one token of a step. ``logits`` is the address of room for

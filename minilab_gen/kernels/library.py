@@ -10,7 +10,7 @@ from pathlib import Path
 from minilab_gen.errors import MiniLabError
 from minilab_gen.kernels.build import library_name
 
-ABI = 6
+ABI = 7
 """Of ``minilab_kernels.h``, as this file spells it."""
 
 
@@ -59,6 +59,24 @@ class Step(ctypes.Structure):
     ]
 
 
+class Settings(ctypes.Structure):
+    """``mlk_settings``."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("vocab", "biases")),
+        *(("bias_ids", POINTER(c_int32)), ("bias", POINTER(c_float))),
+        *((name, c_int32) for name in ("allowed", "stops")),
+        *((name, POINTER(c_int32)) for name in ("allowed_ids", "stop_ids")),
+        ("min_tokens", c_int64),
+        *((name, c_int32) for name in ("bad_words", "longest_bad_word")),
+        ("bad_word_ids", POINTER(c_int32)),
+        *((name, c_float) for name in ("repetition_penalty", "frequency_penalty", "presence_penalty", "temperature")),
+        ("top_k", c_int32),
+        *((name, c_float) for name in ("top_p", "min_p")),
+        ("seed", c_uint64),
+    ]
+
+
 _I32, _I64, _PTR = c_int32, c_int64, c_void_p
 _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlk_abi": (_I32, []),
@@ -78,9 +96,10 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlk_release": (None, [_PTR, _I32]),
     "mlk_threads": (_I32, [_PTR, _I32]),
     "mlk_weight_bytes": (_I64, [_PTR]),
-    "mlk_sampler_create": (_PTR, [c_uint64, c_float, _I32, c_float]),
+    "mlk_sampler_create": (_PTR, [POINTER(Settings)]),
     "mlk_sampler_destroy": (None, [_PTR]),
-    "mlk_sampler_skip": (None, [_PTR, _I32, _I64]),
+    "mlk_sampler_begin": (_I32, [_PTR, _PTR, _I64, _PTR, _I64]),
+    "mlk_sampler_mask": (_I32, [_PTR, _PTR]),
     "mlk_choose": (_I32, [_PTR, _I64, _I32, _I32, _PTR, _PTR]),
     "mlk_logprobs": (_I32, [_PTR, _I32, _I32, _I32, _PTR, _PTR, _PTR]),
     "mlk_probabilities": (_I32, [_PTR, _I32, _PTR, _PTR]),

@@ -19,7 +19,7 @@ from minilab_gen.text.tokenizer import END_OF_TEXT, Tokenizer
 
 
 def read_model(folder: str | Path) -> MiniLabModel:
-    """The model of a checkpoint folder as a torch decoder in float32.
+    """The model of a checkpoint, a folder or a GGUF file, as a torch decoder in float32.
 
     It is there to be trained on, for other devices, and to compare the kernels with. Raises CheckpointError.
     """

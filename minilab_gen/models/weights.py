@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -89,19 +89,21 @@ class StoredWeights:
         names = plain_names(self._places, folder)
         self._places = {names[name]: place for name, place in self._places.items()}
 
-    def check(self, expected: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]) -> None:
+    def check(self, expected: Iterable[tuple[str, tuple[int, ...]]], ignored: tuple[str, ...]) -> None:
         """Raise CheckpointError unless these tensors are there, in these shapes, and no others.
 
-        ``ignored`` are ends of names that may stand there besides.
+        ``expected`` is taken no further than to the first that is missing. ``ignored`` are ends of names that may stand
+        there besides.
         """
-        folder = self.files[0].parent
-        for name, shape in expected.items():
+        folder, known = self.files[0].parent, set()
+        for name, shape in expected:
+            known.add(name)
             place = self._places.get(name)
             if place is None:
                 raise CheckpointError(f"{folder} lacks the tensor {name}, which must be {shape}")
             if place.shape != shape:
                 raise CheckpointError(f"{place.file}: the tensor {name} must be {shape}, got {place.shape}")
-        extra = [name for name in self._places if name not in expected and not name.endswith(ignored)]
+        extra = [name for name in self._places if name not in known and not name.endswith(ignored)]
         if extra:
             others = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
             raise CheckpointError(f"{self._places[extra[0]].file}: no part of this model takes {extra[0]}{others}")

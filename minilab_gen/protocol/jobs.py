@@ -23,9 +23,10 @@ from minilab_gen.protocol.events import EndEvent, JobState
 from minilab_gen.protocol.streams import end_of, ends_of, stream_length
 from minilab_gen.request import GenerationRequest, shown
 
-MAX_PAYLOAD_BYTES: Final = 2_000_000
-"""Bytes of a job's record, and of its arguments once they are inflated: twelve for each id of the longest prompt, and
-room for the rest. JSON of 100 MB, which may be 100 kB in Redis, took a worker 5 s and 1.7 GB to read and refuse."""
+MAX_PAYLOAD_BYTES: Final = 4_000_000
+"""Bytes of a job's record, and of its arguments once they are inflated: twelve for each id of the longest prompt and of
+the longest lists of its settings. JSON of 100 MB, which may be 100 kB in Redis, took a worker 5 s and 1.7 GB to read
+and refuse."""
 
 _STATES: Final[dict[JobStatus, JobState]] = {
     JobStatus.CREATED: "queued",

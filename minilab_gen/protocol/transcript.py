@@ -27,6 +27,7 @@ class Transcript:
         self._prompt, self._stop_ids = (request.prompt, request.stop_ids) if request else ((), ())
         self._stop, self._include_stop = (request.stop, request.include_stop) if request else ((), False)
         self._lists = request.logprobs if request else None
+        self._min_tokens = request.settings.min_tokens if request else 0
         self._tokenizer = tokenizer
         self.events: list[Event] = []
         self.restart(events)
@@ -63,10 +64,11 @@ class Transcript:
     def add(self, token_id: int, logprobs: TokenLogprobs | None = None) -> TokenEvent:
         """Append the event of the next token."""
         assert self._decoder is not None, "a job without a request has no tokens"
+        number = len(self.events) + 1
         text = "" if token_id in self._stop_ids else self._decoder.push(token_id)
         if self._stops is not None:
-            text = self._stops.push(text)
-        event = TokenEvent(len(self.events) + 1, token_id, text, logprobs)
+            text = self._stops.push(text, counts=number > self._min_tokens)
+        event = TokenEvent(number, token_id, text, logprobs)
         self.events.append(event)
         return event
 
@@ -117,18 +119,20 @@ class Transcript:
 
     def _read(self, decoder: StreamDecoder, ids: Iterable[int]) -> None:
         """Have what tells the text of the next token see the tokens before it."""
-        for token_id in ids:
+        for number, token_id in enumerate(ids, start=1):
             text = "" if token_id in self._stop_ids else decoder.push(token_id)
             if self._stops is not None:
-                self._stops.push(text)
+                self._stops.push(text, counts=number > self._min_tokens)
 
     def _append_end(self, end: EndEvent) -> EndEvent:
-        end = replace(end, text=self._rest())
+        end = replace(end, text=self._rest(end.tokens))
         if end.succeeded and self._stops is not None and self._stops.found is not None:
             end = EndEvent("stop", end.tokens, end.prompt_tokens, end.text, stop_text=self._stops.found)
         self.events.append(end)
         return end
 
-    def _rest(self) -> str:
+    def _rest(self, tokens: int) -> str:
         text = self._decoder.flush() if self._decoder else ""
-        return text if self._stops is None else self._stops.push(text) + self._stops.flush()
+        if self._stops is None:
+            return text
+        return self._stops.push(text, counts=tokens > self._min_tokens) + self._stops.flush()

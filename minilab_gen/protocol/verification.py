@@ -94,7 +94,7 @@ def _begin(connection: redis.Redis, job_id: str, priority: Priority) -> _Begun:
     if not tokens and not end.succeeded:
         return Verification(job_id, True, 0, f"equal: it ended without a token ({end.reason})")
     # Of one that was stopped, only as far as it came.
-    request = original.request if end.succeeded else replace(original.request, max_new_tokens=len(tokens))
+    request = original.request if end.succeeded else original.request.cut_to(len(tokens))
     submission = replace(original.submission, job_id=f"{MARK}{secrets.token_hex(8)}", priority=priority, ttl=_TTL)
     begun = _Recomputation(connection, job_id, submission, stored)
     try:

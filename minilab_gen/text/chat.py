@@ -159,10 +159,15 @@ def read_chat_format(folder: Path) -> ChatFormat | None:
     template = _template(folder, config.get("chat_template"))
     if template is None:
         return None
-    if not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARACTERS:
-        raise CheckpointError(f"{folder}: a chat template must be text of at most {MAX_TEMPLATE_CHARACTERS} characters")
     tokens = {name: token_text(config.get(name)) for name in TOKEN_ROLES}
-    return ChatFormat(template, {name: text for name, text in tokens.items() if text is not None})
+    return checked_format(folder, template, {name: text for name, text in tokens.items() if text is not None})
+
+
+def checked_format(where: Path, template: Any, tokens: Mapping[str, str]) -> ChatFormat:
+    """The format of a template and of the tokens that it may name. Raises CheckpointError for no template's size."""
+    if not isinstance(template, str) or len(template) > MAX_TEMPLATE_CHARACTERS:
+        raise CheckpointError(f"{where}: a chat template must be text of at most {MAX_TEMPLATE_CHARACTERS} characters")
+    return ChatFormat(template, tokens)
 
 
 def _template(folder: Path, configured: Any) -> Any:

@@ -65,6 +65,10 @@ def _random_request(dice: random.Random) -> GenerationRequest:
         top_k=dice.choice([None, None, 1, 5, 50]),
         top_p=dice.choice([None, None, 0.5, 0.9]),
         seed=dice.randrange(1000),
+        min_p=dice.choice([0.0, 0.0, 0.02]),
+        repetition_penalty=dice.choice([1.0, 1.0, 1.3]),
+        frequency_penalty=dice.choice([0.0, 0.0, 0.4]),
+        presence_penalty=dice.choice([0.0, 0.0, -0.5]),
     )
     prompt = tuple(dice.randrange(VOCABULARY) for _ in range(dice.choice([1, 3, 10, 40])))
     length = dice.choice([1, 5, 20, 60, 100, 100, 1000])

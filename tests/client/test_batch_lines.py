@@ -39,6 +39,56 @@ def test_our_form_takes_the_settings_of_submit(file: Path) -> None:
     assert line_of(file, asked).request == GenerationRequest(FOGG, 9, SamplingSettings(0.5, 7, 0.9, 3), (4, 5))
 
 
+ALL = {
+    "min_p": 0.1,
+    "repetition_penalty": 1.2,
+    "presence_penalty": 0.5,
+    "frequency_penalty": -0.5,
+    "logit_bias": {"12": -5, "7": 2.5},
+    "min_tokens": 3,
+    "allowed_token_ids": [7, 12, 13],
+    "bad_words": ["Fogg"],
+    "bad_words_ids": [[5, 6]],
+    "ignore_eos": True,
+}
+"""Every setting that is no plain filter or end."""
+
+
+@pytest.mark.parametrize("form", [own, openai])
+def test_both_forms_take_all_settings(file: Path, form: Any) -> None:
+    words = [(5, 6), (40, 351), (352,)]
+
+    line = line_of(file, form("a", temperature=0.5, seed=3, **ALL))
+
+    settings = SamplingSettings(
+        0.5, None, None, 3, 0.1, 1.2, 0.5, -0.5, {7: 2.5, 12: -5.0}, 3, (7, 12, 13), tuple(words)
+    )
+    assert (line.request.settings, line.request.stop_ids) == (settings, ())
+
+
+@pytest.mark.parametrize("form", [own, openai])
+def test_null_leaves_a_setting_out(file: Path, form: Any) -> None:
+    off = {name: None for name in ALL if name in ("logit_bias", "allowed_token_ids", "bad_words", "ignore_eos")}
+
+    assert line_of(file, form("a", seed=3, **off)).request == line_of(file, form("a", seed=3)).request
+
+
+def test_every_setting_of_a_chat_makes_another_job(file: Path) -> None:
+    base = asked_model()
+    chat = ChatFormat("{{ messages[0].content }}", {"eos_token": "<|im_end|>"})
+    model = AskedModel(replace(base.card, chat=chat), base.tokenizer)
+    said = {"custom_id": "a", "chat": "Phileas Fogg"}
+    lines: list[dict[str, Any]] = [said, *({**said, name: value} for name, value in ALL.items())]
+
+    digests = set()
+    for line in lines:
+        (found,) = read_file(write_lines(file, line), model)
+        assert isinstance(found, Line), found
+        digests.add(found.digest)
+
+    assert len(digests) == len(lines)
+
+
 def test_our_form_has_the_defaults_of_submit(file: Path) -> None:
     assert line_of(file, own("a")).request == GenerationRequest(FOGG, 64, GREEDY, (0,))
     assert line_of(file, {"custom_id": "a", "ids": [5, 6], "seed": None, "stop_ids": None}).request.prompt == (5, 6)
@@ -139,7 +189,12 @@ def test_a_line_that_breaks_a_rule_is_told_which(file: Path, line: dict[str, Any
         (openai("a", logprobs=True), "logprobs must be an integer, got True"),
         (openai("a", top_logprobs=2), "got 'top_logprobs'"),
         (openai("a", echo=True, logprobs=1), "echo is not offered here and must be false or null, got True"),
-        (openai("a", logit_bias={"5": 100}), "logit_bias is not offered here"),
+        (openai("a", logit_bias={"5": 101}), "the logit_bias of 5 must be from -100 to 100, got 101.0"),
+        (openai("a", logit_bias={"05": 1}), "logit_bias must have ids in plain digits as keys, got '05'"),
+        (openai("a", logit_bias={"2048": 1}), "logit_bias ids must be below 2048, got 2048"),
+        (openai("a", min_tokens=17), "min_tokens must be at most max_tokens, 16, got 17"),
+        (openai("a", ignore_eos=1), "ignore_eos must be true or false, got 1"),
+        (openai("a", bad_words="a"), "bad_words must be a list of texts, got str"),
         (openai("a", stream=True), "stream is not offered here"),
         (openai("a", max_tokens=0), "max_tokens must be at least 1, got 0"),
         (openai("a", stop_token_ids=[2048]), "stop_token_ids must be below 2048"),

@@ -92,6 +92,25 @@ def test_an_answer_ends_before_a_stop_text(service: OwnService, url: str) -> Non
     assert (asked.stop, asked.stop_ids[-1]) == (("<|im_end|>", "e"), 2)
 
 
+def test_an_answer_may_be_asked_to_be_longer_than_the_context_leaves(service: OwnService, url: str) -> None:
+    before = jobs(service)
+
+    ended = subprocess.run(
+        [sys.executable, "-m", "minilab_client", "chat", "--min-tokens", "900", "--bad-word", "Fogg", "--ignore-eos"],
+        input=b"Bonjour\n",
+        env=environment(url),
+        capture_output=True,
+        check=True,
+        timeout=LIMIT,
+    )
+
+    assert b"cut where the model's context is full" in ended.stderr
+    asked = request_of(fetch(service.connection, jobs(service)[len(before)]))
+    room = CONTEXT - len(rendered("Bonjour"))
+    assert (asked.max_new_tokens, asked.settings.min_tokens, asked.stop_ids) == (room, room, ())
+    assert asked.settings.bad_words_ids == ((40, 351), (352,))
+
+
 def test_each_answer_is_given_with_all_that_was_said_before(service: OwnService, url: str) -> None:
     before = jobs(service)
     with Terminal(url, "chat", "--max-new-tokens", "8", "--system", "Be brief.") as terminal:

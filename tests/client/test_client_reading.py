@@ -29,6 +29,8 @@ from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, publish_card
 from minilab_gen.protocol.events import JobState
 from minilab_gen.protocol.jobs import JobView
+from minilab_gen.protocol.submission import Submission, enqueue
+from minilab_gen.request import GenerationRequest, SamplingSettings
 from minilab_gen.text.tokenizer import get_tokenizer
 
 TEXTS = (" é", "", "tait\n", " là")
@@ -108,6 +110,32 @@ def test_status_of_a_waiting_job_tells_its_place_and_that_no_worker_is_there(con
 
     assert (seen["state"], seen["position"], seen["workers_alive"], seen["end"]) == ("queued", 1, 0, None)
     assert "no worker serves the model base" in client("status", "x").stdout
+
+
+def test_status_tells_the_settings_that_were_asked(connection: redis.Redis) -> None:
+    settings = SamplingSettings(
+        0.8, seed=7, logit_bias={12: -5}, allowed_token_ids=tuple(range(20)), presence_penalty=-1
+    )
+    enqueue(connection, GenerationRequest((5, 12, 7), 9, settings, (3,)), Submission(job_id="x"))
+    submit(connection, "plain")
+
+    assert (
+        'settings max_new_tokens 9, temperature 0.8, seed 7, presence_penalty -1, logit_bias {"12": -5.0}, '
+        "allowed_token_ids of 20, stop_ids [3]\n"
+    ) in client("status", "x").stdout
+    assert "settings max_new_tokens 64\n" in client("status", "plain").stdout
+    seen = json.loads(client("status", "x", "--json").stdout)["settings"]
+    assert (seen["temperature"], seen["logit_bias"], seen["top_k"]) == (0.8, {"12": -5.0}, None)
+
+
+def test_status_of_a_job_with_a_damaged_request_tells_what_else_is_known(connection: redis.Redis) -> None:
+    submit(connection, "x")
+    connection.hset("rq:job:x", "data", b"broken")
+
+    result = client("status", "x")
+
+    assert result.exit_code == 0
+    assert "settings" not in result.stdout
 
 
 def test_status_of_a_job_whose_worker_is_gone_says_so(connection: redis.Redis) -> None:

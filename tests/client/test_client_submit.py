@@ -13,7 +13,7 @@ from support.client_program import announce_worker, client, end, events, fake_re
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.jobs import fetch, request_of
-from minilab_gen.request import SETTING_FIELDS
+from minilab_gen.request import GIVEN_FIELDS, SamplingSettings
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,37 @@ def test_a_stop_text_that_names_a_special_token_is_a_stop_id_too(connection: red
 
 @pytest.mark.parametrize(("command", "without"), [(submit, set()), (chat, {"logprobs", "prompt_logprobs"})])
 def test_every_setting_of_a_request_has_an_option_of_its_name(command: click.Command, without: set[str]) -> None:
-    assert {option.name for option in command.params} >= set(SETTING_FIELDS) - without
+    assert {option.name for option in command.params} >= set(GIVEN_FIELDS) - without
+
+
+def test_all_settings_reach_the_queue(connection: redis.Redis) -> None:
+    options = "--min-p 0.1 --repetition-penalty 1.2 --presence-penalty 0.5 --frequency-penalty -0.5 --min-tokens 3"
+    lists = "--allowed-token-ids 7,12,13 --bad-word Fogg --bad-word-ids 5,6 --bad-word-ids 9 --ignore-eos"
+    biases = ["--logit-bias", '{"12": -5, "9": 0}', "--logit-bias", "7=2.5"]
+
+    result = client("submit", "Phileas Fogg", "--job-id", "x", *options.split(), *lists.split(), *biases)
+
+    assert (result.exit_code, result.stderr) == (0, "")
+    request = request_of(fetch(connection, "x"))
+    words = ((5, 6), (9,), (40, 351), (352,))
+    settings = SamplingSettings(0, None, None, 0, 0.1, 1.2, 0.5, -0.5, {7: 2.5, 9: 0, 12: -5}, 3, (7, 12, 13), words)
+    assert (request.settings, request.stop_ids) == (settings, ())
+
+
+def test_ignoring_the_models_ends_keeps_those_that_are_named(connection: redis.Redis) -> None:
+    client("submit", "Phileas Fogg", "--job-id", "x", "--ignore-eos", "--stop-id", "5")
+
+    assert request_of(fetch(connection, "x")).stop_ids == (5,)
+
+
+def test_a_setting_of_zero_is_given(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINILAB_PRESENCE_PENALTY", "1")
+
+    client("submit", "Phileas Fogg", "--job-id", "x", "--presence-penalty", "0")
+    client("submit", "Phileas Fogg", "--job-id", "y")
+
+    assert request_of(fetch(connection, "x")).settings.presence_penalty == 0
+    assert request_of(fetch(connection, "y")).settings.presence_penalty == 1
 
 
 def test_ids_reach_the_queue_as_they_are(connection: redis.Redis) -> None:

@@ -50,6 +50,40 @@ def test_a_refusal_gives_the_rule_and_the_value() -> None:
     assert "max_new_tokens must be at least 1, got 0" in refusal("Phileas Fogg", "--max-new-tokens", "0")
 
 
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (["--min-p", "1.5"], "min_p must be from 0 to 1, got 1.5"),
+        (["--repetition-penalty", "0"], "repetition_penalty must be above 0, got 0.0"),
+        (["--presence-penalty", "-2.5"], "presence_penalty must be from -2 to 2, got -2.5"),
+        (["--frequency-penalty", "nan"], "must be a decimal number in ASCII digits, got 'nan'"),
+        (["--min-tokens", "65"], "min_tokens must be at most max_new_tokens, 64, got 65"),
+        (["--allowed-token-ids", ""], "must be ids in ASCII digits with commas between them, got ''"),
+        (["--allowed-token-ids", "2048"], "allowed_token_ids must be below 2048, got 2048"),
+        (["--bad-word", " "], "bad_words must hold texts of 1 to 1000 whole characters, got ' '"),
+        (["--bad-word-ids", "5,6,2048"], "bad_words_ids must be below 2048, got 2048 at position 2"),
+        *((["--logit-bias", f"{key}=1"], f"got {key!r}") for key in (" 1", "+1", "-1", "1_0", "１", "01", "", "a")),
+        (["--logit-bias", "5"], "must be a decimal number in ASCII digits, got ''"),
+        (["--logit-bias", "5=1e400"], "the logit_bias of 5 must be a finite number, got inf"),
+        (["--logit-bias", "5=101"], "the logit_bias of 5 must be from -100 to 100, got 101.0"),
+        (["--logit-bias", "5=1", "--logit-bias", "5=2"], "must name each id once, got 5 twice"),
+        (["--logit-bias", '{"5": 1, "5": 2}'], "must name each id once, got 5 twice"),
+        (["--logit-bias", '{"5": "1"}'], "must have numbers as biases, got '1' for 5"),
+        (["--logit-bias", '{"5": true}'], "must have numbers as biases, got True for 5"),
+        (["--logit-bias", '{"5": {}}'], "must have numbers as biases, got [] for 5"),
+        (["--logit-bias", '{"5": NaN}'], "the logit_bias of 5 must be a finite number, got nan"),
+        (["--logit-bias", '{"05": 1}'], "got '05'"),
+        (["--logit-bias", '{"5"}'], "must be JSON, got '{\"5\"}'"),
+        (["--logit-bias", "2048=1"], "logit_bias ids must be below 2048, got 2048"),
+    ],
+)
+def test_a_setting_that_breaks_a_rule_is_refused_before_anything_is_enqueued(
+    connection: redis.Redis, arguments: list[str], rule: str
+) -> None:
+    assert rule in " ".join(refusal("Phileas Fogg", *arguments).split())
+    assert queued(connection) == []
+
+
 def test_a_refusal_names_the_variable_that_a_value_came_from() -> None:
     assert "MINILAB_TOP_P" in refusal("Phileas Fogg", MINILAB_TOP_P="nan")
 

@@ -168,6 +168,19 @@ def test_of_a_job_that_was_stopped_the_tokens_that_it_has_are_compared(
     assert (code, words.startswith("token 7 differs: stored 12")) == (1, True)
 
 
+def test_a_job_with_settings_that_count_is_verified_also_where_it_was_stopped(
+    server: redis.Redis, start_worker: StartWorker
+) -> None:
+    start_worker()
+    settings = SamplingSettings(0.8, seed=3, repetition_penalty=1.3, frequency_penalty=0.5, min_p=0.02, min_tokens=30)
+    (job_id,) = finished(server, [GenerationRequest((5, 6, 7), 40, settings, stop_ids=(14,))])
+    assert message(client("verify", job_id))[0] == 0
+
+    rewrite(server, job_id, [*read_stream(server, job_id)[:7], EndEvent("cancelled", 7, 3)])
+
+    assert message(client("verify", job_id)) == (0, "equal: 7 tokens, as far as it came (cancelled)")
+
+
 def test_a_job_that_ended_without_a_token_has_none_that_differs(server: redis.Redis) -> None:
     submit(server, "x")
     cancel(server, "x")

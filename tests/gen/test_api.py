@@ -104,6 +104,25 @@ def test_a_sampled_job_without_a_seed_draws_one_with_which_it_can_be_repeated(
     assert (again.seed, again.ids, again.text) == (first.seed, first.ids, first.text)
 
 
+def test_settings_that_the_model_resolves_are_ids_in_the_queue(server: redis.Redis) -> None:
+    job_id = minilab_gen.submit(
+        [5], bad_words=["Fogg"], logit_bias={"12": -5, "7": 2}, min_p=0.1, ignore_eos=True, max_new_tokens=9
+    )
+
+    request = request_of(server, job_id)
+    assert request.settings == SamplingSettings(
+        min_p=0.1, logit_bias={7: 2.0, 12: -5.0}, bad_words_ids=((40, 351), (352,))
+    )
+    assert request.stop_ids == ()
+
+
+def test_a_chat_may_ask_for_more_than_a_prompt_gets_by_default(server: redis.Redis) -> None:
+    with pytest.raises(RequestError, match="min_tokens must be at most max_new_tokens, 64, got 100"):
+        minilab_gen.submit([5], min_tokens=100)
+    with pytest.raises(RequestError, match="the model base has no chat template"):
+        minilab_gen.submit(chat="Hello", min_tokens=100)
+
+
 def test_seed_0_is_a_seed(server: redis.Redis) -> None:
     job_id = minilab_gen.submit([5], temperature=1.0, seed=0)
 

@@ -197,7 +197,14 @@ def test_what_is_wrong_with_the_config_is_said_before_a_weight_is_read(checkpoin
     change_json(checkpoint / "config.json", quantization_config={"bits": 4})
     (checkpoint / "model.safetensors").unlink()
 
-    with pytest.raises(CheckpointError, match=r"config\.json: the key quantization_config is not understood"):
+    with pytest.raises(CheckpointError, match=r"config\.json: quantization_config says that weights are packed"):
+        load(checkpoint)
+
+
+def test_layers_without_end_are_refused_by_the_first_that_is_missing(checkpoint: Path) -> None:
+    change_json(checkpoint / "config.json", num_hidden_layers=10**12)
+
+    with pytest.raises(CheckpointError, match=r"lacks the tensor model\.layers\.2\."):
         load(checkpoint)
 
 

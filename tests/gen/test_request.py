@@ -15,6 +15,7 @@ from support.small_models import PROPERTY
 from minilab_gen.errors import MiniLabError, RequestError
 from minilab_gen.request import (
     DEFAULT_MAX_NEW_TOKENS,
+    GIVEN_FIELDS,
     GREEDY,
     MAX_SEED,
     MAX_STOP_IDS,
@@ -314,7 +315,7 @@ def test_whatever_json_comes_it_is_a_request_or_a_refusal(payload: Any) -> None:
 
 
 def test_every_field_of_a_payload_is_a_keyword_argument_that_editors_complete() -> None:
-    assert RequestSettings.__annotations__.keys() == set(SETTING_FIELDS)
+    assert RequestSettings.__annotations__.keys() == set(GIVEN_FIELDS)
     assert GenerationRequest((1,)).to_payload().keys() <= {"prompt", *SETTING_FIELDS}
 
 

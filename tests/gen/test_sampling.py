@@ -190,7 +190,7 @@ def test_skipped_tokens_leave_the_generator_where_chosen_ones_would(vocab_size: 
     whole, resumed = Sampler(settings, vocab_size), Sampler(settings, vocab_size)
 
     tokens = [whole.choose(logits) for _ in range(12)]
-    resumed.skip(5)
+    resumed.begin(answered=tokens[:5])
 
     assert [resumed.choose(logits) for _ in range(7)] == tokens[5:]
 

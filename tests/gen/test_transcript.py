@@ -7,7 +7,7 @@ import pytest
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
 from minilab_gen.protocol.outage import Outage
 from minilab_gen.protocol.transcript import Transcript
-from minilab_gen.request import GenerationRequest
+from minilab_gen.request import GenerationRequest, SamplingSettings
 from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
 
 REQUEST = GenerationRequest((5, 6), 10, stop_ids=(7,))
@@ -47,6 +47,39 @@ def test_a_stop_token_counts_and_adds_no_text(tokenizer: Tokenizer) -> None:
     end = transcript.close("stop", stop_id=7)
 
     assert (transcript.text, end.tokens) == ("un", len(ids_of(tokenizer, "un")) + 1)
+
+
+def test_a_stop_text_counts_only_after_min_tokens_also_where_a_worker_takes_over(tokenizer: Tokenizer) -> None:
+    ids = [*ids_of(tokenizer, "a.b.c")]
+    assert len(ids) == 5
+
+    for min_tokens, text in ((0, "a"), (1, "a"), (2, "a.b"), (4, "a.b.c"), (5, "a.b.c")):
+        request = GenerationRequest((5,), 10, SamplingSettings(min_tokens=min_tokens), stop=(".",))
+        for taken_over in range(len(ids)):
+            whole = Transcript(request, tokenizer)
+            for number, token_id in enumerate(ids):
+                if number == taken_over:
+                    whole = Transcript(request, tokenizer, whole.events)
+                if not whole.has_stopped():
+                    whole.add(token_id)
+            whole.close("length")
+            assert whole.text == text
+
+
+@pytest.mark.parametrize(("min_tokens", "text"), [(0, ""), (3, "\N{REPLACEMENT CHARACTER}")])
+def test_what_is_left_at_the_end_counts_as_its_last_token_does(
+    tokenizer: Tokenizer, min_tokens: int, text: str
+) -> None:
+    stop = "\N{REPLACEMENT CHARACTER}"
+    transcript = Transcript(
+        GenerationRequest((5,), 10, SamplingSettings(min_tokens=min_tokens), stop=(stop,)), tokenizer
+    )
+    for token_id in ids_of(tokenizer, "😀")[:3]:
+        transcript.add(token_id)
+
+    transcript.close("length")
+
+    assert transcript.text == text
 
 
 def test_an_end_flushes_what_was_cut_inside_a_character(tokenizer: Tokenizer) -> None:

@@ -74,8 +74,11 @@ int main(int count, char** arguments) {
         mlk_sampler** samplers = static_cast<mlk_sampler**>(malloc(step.rows * sizeof(mlk_sampler*)));
         for (int r = 0; r < step.rows; r++) {
             rows[r] = r;
-            samplers[r] =
-                mlk_sampler_create(static_cast<uint64_t>(n * 1000 + r), 0.9f, r % 2 ? 20 : 0, r % 3 ? 0.9f : 1.f);
+            mlk_settings settings = {};
+            settings.vocab = shape.vocab, settings.allowed = -1, settings.repetition_penalty = 1;
+            settings.seed = static_cast<uint64_t>(n * 1000 + r), settings.temperature = 0.9f;
+            settings.top_k = r % 2 ? 20 : 0, settings.top_p = r % 3 ? 0.9f : 1.f;
+            samplers[r] = mlk_sampler_create(&settings);
         }
         step.output_rows = rows, step.samplers = samplers;
         step.logits = static_cast<float*>(malloc(sizeof(float) * step.rows * shape.vocab));

@@ -32,6 +32,7 @@ from minilab_gen.request import (
     SamplingSettings,
     check_text,
 )
+from minilab_gen.sampling_settings import MAX_ALLOWED_IDS, MAX_BAD_WORD_IDS, MAX_BAD_WORDS, MAX_BIASES
 from minilab_gen.text.tokenizer import Tokenizer
 
 SHORT = 800
@@ -97,7 +98,13 @@ def test_ids_without_an_end_are_refused() -> None:
 
 
 def test_the_longest_prompt_fits_into_a_payload() -> None:
-    largest = GenerationRequest((9_999_999,) * MAX_PROMPT_IDS, MAX_NEW_TOKENS)
+    token = 9_999_999
+    settings = SamplingSettings(
+        logit_bias={token - number: -100 / 3 for number in range(MAX_BIASES)},
+        allowed_token_ids=(token,) * MAX_ALLOWED_IDS,
+        bad_words_ids=((token,) * MAX_BAD_WORD_IDS,) * MAX_BAD_WORDS,
+    )
+    largest = GenerationRequest((token,) * MAX_PROMPT_IDS, MAX_NEW_TOKENS, settings)
 
     data = JSONSerializer.dumps((keys.TASK, None, [largest.to_payload()], {}))
 
@@ -118,10 +125,18 @@ def test_the_longest_prompt_fits_into_a_payload() -> None:
         {"prompt": [5], "top_k": -IMMENSE},
         {"prompt": [5], "top_p": {"a" * 1_000_000: 1}},
         {"prompt": [5], "seed": IMMENSE},
+        {"prompt": [5], "min_p": -IMMENSE},
+        {"prompt": [5], "min_tokens": -IMMENSE},
+        {"prompt": [5], "presence_penalty": "9" * 1_000_000},
+        {"prompt": [5], "logit_bias": {"9" * 1_000_000: 1}},
+        {"prompt": [5], "logit_bias": {"5": IMMENSE}},
+        {"prompt": [5], "logit_bias": {IMMENSE: 1000}},
+        {"prompt": [5], "allowed_token_ids": [-IMMENSE]},
+        {"prompt": [5], "bad_words_ids": [["a" * 1_000_000]]},
         {"prompt": [5], "a" * 1_000_000: 1},
         {"prompt": [5], **{f"field {n}": n for n in range(10_000)}},
     ],
-    ids=range(13),
+    ids=range(21),
 )
 def test_a_refusal_quotes_no_more_than_a_line_holds(payload: dict[str, Any]) -> None:
     refusal(GenerationRequest.from_payload, payload)
@@ -151,7 +166,7 @@ def test_the_command_line_refuses_a_long_text_in_one_line(monkeypatch: pytest.Mo
 @pytest.mark.parametrize(
     "fields",
     [
-        {"data": bomb(1_000_000)},
+        {"data": bomb(2_000_000)},
         {"exc_info": zlib.compress(bytes(100_000_000))},
         {"data": bytes(MAX_PAYLOAD_BYTES + 1)},
         {"meta": b"[" * (MAX_PAYLOAD_BYTES + 1)},
@@ -166,7 +181,7 @@ def test_a_record_that_is_too_large_is_not_restored(
     monkeypatch.setattr("rq.job.Job.restore", unread)
 
     for read in (fetch, jobs.view, endings.cancel, endings.settle):
-        assert "a job's record must be at most 2000000 bytes" in refusal(read, connection, "a")
+        assert "a job's record must be at most 4000000 bytes" in refusal(read, connection, "a")
 
 
 def test_arguments_that_are_too_large_are_not_parsed(connection: redis.Redis, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +189,7 @@ def test_arguments_that_are_too_large_are_not_parsed(connection: redis.Redis, mo
     job.data = b"[" * (MAX_PAYLOAD_BYTES + 1)
     monkeypatch.setattr(JSONSerializer, "loads", unread)
 
-    assert refusal(request_of, job) == "a job's data must be at most 2000000 bytes, got 2000001"
+    assert refusal(request_of, job) == "a job's data must be at most 4000000 bytes, got 4000001"
 
 
 def test_a_worker_ends_a_job_of_100_mb_and_lives(server: redis.Redis, start_worker: Callable[..., Worker]) -> None:

@@ -31,7 +31,13 @@ pytestmark = [
     pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
 ]
 
-SAMPLED = replace(LONG, settings=SamplingSettings(temperature=0.9, top_k=50, top_p=0.95, seed=7))
+SAMPLED = replace(
+    LONG,
+    settings=SamplingSettings(
+        temperature=0.9, top_k=50, top_p=0.95, seed=7, min_p=0.01, repetition_penalty=1.2, frequency_penalty=0.3
+    ),
+)
+"""With settings that count what was said before."""
 
 SLOW_MACHINE = 20.0
 """Seconds beyond what is promised that a loaded machine may take."""

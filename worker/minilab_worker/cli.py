@@ -73,9 +73,9 @@ _CONTEXT = {
     type=click.Path(path_type=Path),
     default=BASE_CHECKPOINT,
     envvar="MINILAB_CHECKPOINT",  # MINILAB_MODEL is the name that clients ask for
-    help="Checkpoint folder to serve, or a model on the Hugging Face Hub, owner/name.",
+    help="Checkpoint folder or GGUF file to serve, or a model on the Hugging Face Hub, owner/name.",
 )
-@click.option("--name", help="Name of the model for clients.  [default: the folder's name]")
+@click.option("--name", help="Name of the model for clients.  [default: the folder's or file's name]")
 @click.option(
     "--max-batch", type=click.IntRange(1, 1024), default=64, help="Maximum number of jobs that run at a time (slots)."
 )
@@ -186,11 +186,9 @@ def _load_and_serve(options: _Options) -> None:
 def _check_before_loading(model: Path, name: str, queues: Sequence[str], redis_url: str | None) -> None:
     """Say at once what is wrong with the folder or with Redis, since to load and check a model takes long."""
     check_extra()
-    from minilab_gen.models.checkpoint_folder import (
-        check_folder,  # safetensors, which `minilab-worker redis` can do without
-    )
+    from minilab_gen.models.source import checkpoint_of  # safetensors, which `minilab-worker redis` can do without
 
-    tokenizer = check_folder(model)
+    tokenizer = checkpoint_of(model).check()
 
     def ask(connection: redis.Redis) -> None:
         wait_for_writes(connection)

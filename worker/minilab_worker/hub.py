@@ -30,7 +30,8 @@ def checkpoint_folder(given: Path) -> Path:
     CheckpointError for a model that is neither there nor to be had.
     """
     repository = _REPOSITORY.fullmatch(str(given))
-    if given.exists() or not repository or "." in (repository[1], repository[2]) or ".." in repository.groups():
+    is_path = given.exists() or given.suffix == ".gguf"
+    if is_path or not repository or "." in (repository[1], repository[2]) or ".." in repository.groups():
         return given
     cached = _snapshot(repository[1], repository[2])
     return cached if cached is not None else _fetched(str(given))

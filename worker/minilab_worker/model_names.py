@@ -26,15 +26,16 @@ _LONGEST_NAME: Final = 64
 
 
 def default_name(folder: Path) -> str:
-    """The name of a checkpoint's folder with ``-`` for what a name must not hold; ``base`` for the shipped model.
+    """The name of a checkpoint's folder or file with ``-`` for what must not be in it; ``base`` for the shipped model.
 
     A folder that is called as on the Hub, such as ``Llama-3.2-1B``, keeps its name, so that clients can ask for it; so
     does a snapshot in the Hub's cache, whose folder is called by a hash.
     """
-    path = folder.resolve()
+    path = folder.absolute() if folder.is_file() else folder.resolve()  # files in the Hub's cache are links to hashes
     if path == BASE_CHECKPOINT.resolve():
         return keys.DEFAULT_MODEL
-    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", repository_of(path) or path.name)[:_LONGEST_NAME].strip("-.")
+    called = repository_of(path) or path.name.removesuffix(".gguf")
+    name = re.sub(r"[^A-Za-z0-9_.-]+", "-", called)[:_LONGEST_NAME].strip("-.")
     name = re.sub(rf"\.({'|'.join(keys.PRIORITIES)})$", r"-\1", name)  # which a name must not end with
     if not name:
         raise RequestError(f"the folder {path} gives no name for its model; choose one with --name")

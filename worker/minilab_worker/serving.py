@@ -11,12 +11,12 @@ from typing import Final
 from minilab_gen.errors import CheckpointError
 from minilab_gen.kernels.decoder import WeightType
 from minilab_gen.kernels.library import numerics
-from minilab_gen.models.checkpoint import fingerprint, load, read_stop_ids, stamps
+from minilab_gen.models.checkpoint import fingerprint, load, stamps
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.probe import check_probe
+from minilab_gen.models.source import Checkpoint, checkpoint_of
 from minilab_gen.protocol.cards import ModelCard, digest
-from minilab_gen.text.chat import read_chat_format
-from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
+from minilab_gen.text.tokenizer import Tokenizer
 from minilab_worker.memory import tokens_that_fit
 from minilab_worker.threads import try_threads
 
@@ -54,7 +54,7 @@ class _Progress:
 
 
 def load_served_model(
-    folder: Path,
+    path: Path,
     name: str,
     max_batch: int,
     threads: int | None,
@@ -69,8 +69,9 @@ def load_served_model(
     """
     start = time.monotonic()
     check_probe()
-    before = stamps(folder)
-    model, tokenizer = load(folder, dtype, threads=threads, on_progress=_Progress()), get_tokenizer(folder)
+    before = stamps(path)
+    checkpoint = checkpoint_of(path)
+    model, tokenizer = load(path, dtype, threads=threads, on_progress=_Progress()), checkpoint.tokenizer()
     if threads is None:
         trial = try_threads(model, max_batch)
         threads = trial.threads
@@ -82,21 +83,21 @@ def load_served_model(
         name=name,
         context_length=context,
         vocab_size=model.config.vocab_size,
-        stop_ids=_stop_ids(folder, model.config.vocab_size),
-        fingerprint=fingerprint(folder, dtype),
+        stop_ids=_stop_ids(checkpoint, model.config.vocab_size),
+        fingerprint=fingerprint(path, dtype),
         exactness=f"exact: numerics {numerics()}, a probe has the bits that it must have",
         tokenizer=digest(tokenizer.to_json()),
         kv_tokens=kv_tokens,
-        chat=read_chat_format(folder),
+        chat=checkpoint.chat_format(),
     )
-    if stamps(folder) != before:  # else the fingerprint might be that of other weights
-        raise CheckpointError(f"files of {folder} changed while they were read; start the worker again")
+    if stamps(path) != before:  # else the fingerprint might be that of other weights
+        raise CheckpointError(f"files of {path} changed while they were read; start the worker again")
     return ServedModel(model, tokenizer, card, time.monotonic() - start, kv_tokens, threads)
 
 
-def _stop_ids(folder: Path, vocab_size: int) -> tuple[int, ...]:
+def _stop_ids(checkpoint: Checkpoint, vocab_size: int) -> tuple[int, ...]:
     """The model's own, which every request without others gets; so all of them must be ids that it can choose."""
-    stop_ids = read_stop_ids(folder)
+    stop_ids = checkpoint.stop_ids()
     if stop_ids and max(stop_ids) >= vocab_size:
-        raise CheckpointError(f"{folder}: eos_token_id must be below {vocab_size}, got {max(stop_ids)}")
+        raise CheckpointError(f"{checkpoint.path}: eos_token_id must be below {vocab_size}, got {max(stop_ids)}")
     return stop_ids

@@ -7,7 +7,7 @@ refused by name where it would change the answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -15,9 +15,10 @@ from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import Content, Line
 from minilab_client.batch.openai_logprobs import logprobs_of, prompt_logprobs_of, settings_of_chat
 from minilab_gen.errors import RequestError
+from minilab_gen.model_settings import own_ends
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.results import Answer
-from minilab_gen.request import DEFAULT_CHAT_TOKENS, SETTING_FIELDS, shown
+from minilab_gen.request import DEFAULT_CHAT_TOKENS, GIVEN_FIELDS, shown
 from minilab_gen.text.chat import EXTRAS, Conversation
 
 MARKS: Final = frozenset({"method", "url", "body"})
@@ -34,15 +35,12 @@ _OUR_NAMES: Final = {
 }
 """What has another name here, or in vLLM, which has added a few."""
 
-_SETTINGS: Final = {_OUR_NAMES.get(name, name): name for name in SETTING_FIELDS}
+_SETTINGS: Final = {_OUR_NAMES.get(name, name): name for name in GIVEN_FIELDS}
 """Names here: ours."""
 
 _OFF: Final[dict[str, tuple[object, ...]]] = {
     "n": (1,),
     "stream": (False,),
-    "logit_bias": ({},),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
 }
 
 
@@ -92,17 +90,17 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
     route, body = _checked(fields, model)
     given = {name: value for name, value in body.items() if value is not None}  # null asks for the default
     settings = {ours: given[name] for name, ours in route.settings.items() if name in given}
-    settings = {"temperature": DEFAULT_TEMPERATURE, **settings}
+    settings = {"temperature": DEFAULT_TEMPERATURE, **model.request_fields(settings)}
     if route is COMPLETIONS:
-        ends = _stop_ids(model.card.stop_ids, given)
+        ends = _stop_ids(own_ends(given, model.card.stop_ids), given)
         prompt = _prompt(given, model)
         return Content({"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends})
     settings = settings_of_chat(settings, given)
     said = Conversation.of(_messages(given)).with_extras(*(given.get(name) for name in EXTRAS))
-    prompt, own_ends = model.chat(said)
-    ends = _stop_ids(own_ends, given)
+    prompt, chat_ends = model.chat(said)
+    ends = _stop_ids(own_ends(given, chat_ends), given)
     payload = {"max_new_tokens": DEFAULT_CHAT_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}
-    written = model.chat_as_written(said, given.get("stop_token_ids"))
+    written = model.chat_as_written(said, given.get("stop_token_ids"), given.get("ignore_eos"))
     return Content(payload, {**written, "url": route.url})
 
 
@@ -198,7 +196,7 @@ def _messages(body: dict[str, Any]) -> list[Any]:
     return messages
 
 
-def _stop_ids(own: tuple[int, ...], body: dict[str, Any]) -> tuple[int, ...]:
+def _stop_ids(own: Sequence[int], body: dict[str, Any]) -> tuple[int, ...]:
     """The model's own, and those asked for."""
     given = body.get("stop_token_ids", [])
     if not isinstance(given, list):

@@ -7,14 +7,15 @@ from typing import Any, Final
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import Content, Line
 from minilab_gen.errors import RequestError
+from minilab_gen.model_settings import own_ends
 from minilab_gen.protocol.results import Answer, logprobs_to_json
-from minilab_gen.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_NEW_TOKENS, SETTING_FIELDS, given_settings, shown
+from minilab_gen.request import DEFAULT_CHAT_TOKENS, DEFAULT_MAX_NEW_TOKENS, GIVEN_FIELDS, given_settings, shown
 from minilab_gen.text.chat import EXTRAS, Conversation
 
 _PROMPTS: Final = ("prompt", "chat", "ids")
 """What the model is to go on with, in one of three forms."""
 
-_FIELDS: Final = ("custom_id", *_PROMPTS, *EXTRAS, *SETTING_FIELDS)
+_FIELDS: Final = ("custom_id", *_PROMPTS, *EXTRAS, *GIVEN_FIELDS)
 
 
 def read(fields: dict[str, Any], model: AskedModel) -> Content:
@@ -22,17 +23,18 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
     unknown = [name for name in fields if name not in _FIELDS]
     if unknown:
         raise RequestError(f"a line may have the fields {', '.join(_FIELDS)}, got {shown(unknown[0])}")
-    given = given_settings({name: fields[name] for name in SETTING_FIELDS if name in fields})
+    given = given_settings({name: fields[name] for name in GIVEN_FIELDS if name in fields})
     _check_prompts(fields)
     if "chat" in fields:
         said = Conversation.of(fields["chat"]).with_extras(*(fields.get(name) for name in EXTRAS))
-        prompt, ends = model.chat(said)
-        payload = {"prompt": prompt, "max_new_tokens": DEFAULT_CHAT_TOKENS, "stop_ids": ends, **given}
-        return Content(payload, written=model.chat_as_written(said, fields.get("stop_ids")))
+        prompt, chat_ends = model.chat(said)
+        default = {"prompt": prompt, "max_new_tokens": DEFAULT_CHAT_TOKENS, "stop_ids": own_ends(given, chat_ends)}
+        written = model.chat_as_written(said, fields.get("stop_ids"), given.get("ignore_eos"))
+        return Content({**default, **model.request_fields(given)}, written=written)
     prompt = model.ids_of("prompt", fields["prompt"]) if "prompt" in fields else _ids(fields["ids"])
-    return Content(
-        {"prompt": prompt, "max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "stop_ids": model.card.stop_ids, **given}
-    )
+    ends = own_ends(given, model.card.stop_ids)
+    default = {"prompt": prompt, "max_new_tokens": DEFAULT_MAX_NEW_TOKENS, "stop_ids": ends}
+    return Content({**default, **model.request_fields(given)})
 
 
 def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[str, Any]:

@@ -80,12 +80,6 @@ mlk_model* decoder_over(Weights* w, const Backend* backend, int slots, int threa
     return nullptr;
 }
 
-const Backend* backend_or_error() {
-    const Backend* backend = chosen();
-    if (!backend) fail("MINILAB_KERNELS must be one of: %s; got %s", runnable(), getenv("MINILAB_KERNELS"));
-    return backend;
-}
-
 }  // namespace
 
 int fail(const char* format, ...) {
@@ -94,6 +88,12 @@ int fail(const char* format, ...) {
     vsnprintf(last_error, sizeof last_error, format, arguments);
     va_end(arguments);
     return -1;
+}
+
+const Backend* backend_or_error() {
+    const Backend* backend = chosen();
+    if (!backend) fail("MINILAB_KERNELS must be one of: %s; got %s", runnable(), getenv("MINILAB_KERNELS"));
+    return backend;
 }
 
 }  // namespace mlk
@@ -166,34 +166,6 @@ int32_t mlk_threads(mlk_model* m, int32_t threads) {
 
 int64_t mlk_weight_bytes(const mlk_model* m) { return m->w->bytes; }
 
-mlk_sampler* mlk_sampler_create(uint64_t number, float temperature, int32_t top_k, float top_p) {
-    mlk_sampler* sampler = static_cast<mlk_sampler*>(malloc(sizeof(mlk_sampler)));
-    if (!sampler) return nullptr;
-    sampler->divisor = temperature, sampler->greedy = temperature == 0.f;
-    sampler->top_k = top_k, sampler->top_p = top_p;
-    seed(*sampler, number);
-    return sampler;
-}
-
-void mlk_sampler_destroy(mlk_sampler* sampler) { free(sampler); }
-
-void mlk_sampler_skip(mlk_sampler* sampler, int32_t vocab, int64_t tokens) {
-    if (!sampler->greedy && tokens > 0)
-        skip(*sampler, 2 * static_cast<uint64_t>(vocab) * static_cast<uint64_t>(tokens));
-}
-
-int32_t mlk_choose(const float* logits, int64_t stride, int32_t rows, int32_t vocab, mlk_sampler* const* samplers,
-                   int32_t* tokens) {
-    const Backend* backend = backend_or_error();
-    Draw draw;
-    if (!backend) return -1;
-    if (!draw.at_least(vocab)) return fail("there is no memory for a draw");
-    const RoundingMode mode;
-    for (int r = 0; r < rows; r++)
-        tokens[r] = choose(*backend, logits + r * stride, vocab, samplers ? samplers[r] : nullptr, draw);
-    return 0;
-}
-
 int32_t mlk_logprobs(const float* logits, int32_t vocab, int32_t token, int32_t count, float* of_token, int32_t* ids,
                      float* of_ids) {
     const Backend* backend = backend_or_error();
@@ -203,17 +175,6 @@ int32_t mlk_logprobs(const float* logits, int32_t vocab, int32_t token, int32_t 
     if (!draw.at_least(vocab)) return fail("there is no memory for logprobs");
     const RoundingMode mode;
     logprobs(*backend, logits, vocab, {token, count, of_token, ids, of_ids}, draw);
-    return 0;
-}
-
-int32_t mlk_probabilities(const float* logits, int32_t vocab, const mlk_sampler* sampler, float* out) {
-    const Backend* backend = backend_or_error();
-    Draw draw;
-    if (!backend) return -1;
-    if (!draw.at_least(vocab)) return fail("there is no memory for a draw");
-    const RoundingMode mode;
-    probabilities_of(*backend, logits, vocab, *sampler, draw);
-    memcpy(out, draw.probabilities.floats(), static_cast<size_t>(vocab) * 4);
     return 0;
 }
 

@@ -12,8 +12,10 @@ void embed(Model& m, int row) {
     unpack_row(w.shape.tied ? w.head : w.table, m.step.ids[row], x);
     const float scale = static_cast<float>(w.shape.embedding_scale);
     for (int k = 0; scale != 1.f && k < w.shape.d_model; k++) x[k] *= scale;
-    const float* learned = w.positions + int64_t{m.step.positions[row]} * w.d_model;
-    for (int k = 0; w.positions && k < w.shape.d_model; k++) x[k] += learned[k];
+    if (w.positions) {
+        const float* learned = w.positions + int64_t{m.step.positions[row]} * w.d_model;
+        for (int k = 0; k < w.shape.d_model; k++) x[k] += learned[k];
+    }
     for (int k = w.shape.d_model; k < w.d_model; k++) x[k] = 0.f;
 }
 
@@ -33,16 +35,23 @@ void norm_rows(const Model& m, const float* x, Gains gains, int rows, float* to)
                          static_cast<float>(m.w->shape.norm_eps)});
 }
 
+// The angles of a position in a layer; null where it has no rope.
+static Angles angles_at(const Weights& w, int layer, int64_t position) {
+    const int rope = w.layers[layer].rope;
+    if (rope < 0 || !w.shape.rope_dim) return {};
+    const int64_t row = position * (w.shape.rope_dim / 2);
+    return {w.angles[rope].cosine + row, w.angles[rope].sine + row};
+}
+
 void place(Model& m, int layer, int row, int kv) {
     const mlk_shape& s = m.w->shape;
     const Layer& y = m.w->layers[layer];
     float* qkv = m.qkv_rows.floats() + int64_t{row} * m.w->qkv;
-    const int64_t position = m.step.positions[row], half = s.rope_dim / 2;
-    const Angles angles = y.rope < 0 ? Angles{} : m.w->angles[y.rope];
+    const int position = m.step.positions[row];
+    const Angles angles = angles_at(*m.w, layer, position);
     m.backend->place({qkv + int64_t{kv} * m.w->group * s.head_dim, qkv + m.w->queries + int64_t{kv} * s.head_dim,
-                      qkv + m.w->queries + m.w->keys + int64_t{kv} * s.head_dim, m.w->group, s.head_dim,
-                      static_cast<int>(position), y.rope < 0 ? 0 : s.rope_dim, angles.cosine + position * half,
-                      angles.sine + position * half, s.head_norm ? y.query_norm : nullptr,
+                      qkv + m.w->queries + m.w->keys + int64_t{kv} * s.head_dim, m.w->group, s.head_dim, position,
+                      angles.cosine ? s.rope_dim : 0, angles.cosine, angles.sine, s.head_norm ? y.query_norm : nullptr,
                       s.head_norm ? y.key_norm : nullptr, static_cast<float>(s.norm_eps),
                       m.strip_of(m.step.slots[row], layer, kv)});
 }

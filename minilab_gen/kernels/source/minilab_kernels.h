@@ -12,7 +12,7 @@ extern "C" {
 #endif
 
 #define MLK_API __attribute__((visibility("default")))
-#define MLK_ABI 6      /* of this file: what a caller was compiled or written against */
+#define MLK_ABI 7      /* of this file: what a caller was compiled or written against */
 #define MLK_NUMERICS 1 /* of the bits: raised whenever any logit or draw changes */
 
 typedef struct mlk_model mlk_model;
@@ -104,10 +104,37 @@ typedef struct mlk_step {
     const int32_t *ids, *slots, *positions; /* (rows) */
     const int32_t* output_rows;             /* (outputs), ascending */
     float* logits;                          /* (outputs, vocab), or null */
-    int32_t* tokens;                        /* (outputs): the chosen ids, -1 where logits are not finite; or null */
+    int32_t* tokens;                        /* (outputs): the chosen ids, or of mlk_no_token; or null */
     mlk_sampler* const* samplers;           /* (outputs), a null one is greedy, no other stands twice; or null */
     const mlk_listing* listing;             /* or null: no logprobs */
 } mlk_step;
+
+/* What stands in place of a chosen id where there is none. */
+enum mlk_no_token {
+    MLK_NOT_FINITE = -1, /* the logits are NaN, or the highest is infinite */
+    MLK_ALL_MASKED = -2, /* the settings leave no token */
+    MLK_NO_ROOM = -3     /* there is no memory for what the sampler must note, or it is of another vocabulary */
+};
+
+/* How the next token is chosen, in the order of the fields. Lists are copied. */
+typedef struct mlk_settings {
+    int32_t vocab;
+    int32_t biases;
+    const int32_t* bias_ids; /* (biases) */
+    const float* bias;       /* (biases), added to these ids */
+    int32_t allowed;         /* how many; -1: all ids */
+    int32_t stops;
+    const int32_t* allowed_ids; /* (allowed) */
+    const int32_t* stop_ids;    /* (stops), which cannot be chosen before min_tokens */
+    int64_t min_tokens;
+    int32_t bad_words, longest_bad_word;
+    const int32_t* bad_word_ids;                                   /* of each word: how many ids, and the ids */
+    float repetition_penalty, frequency_penalty, presence_penalty; /* 1, 0 and 0: none */
+    float temperature;                                             /* 0 is greedy: the highest of what stands then */
+    int32_t top_k;                                                 /* 0: all */
+    float top_p, min_p;                                            /* 1 and 0: all */
+    uint64_t seed;
+} mlk_settings;
 
 MLK_API int32_t mlk_abi(void);
 MLK_API int32_t mlk_numerics(void);
@@ -134,16 +161,23 @@ MLK_API void mlk_release(mlk_model* model, int32_t slot);       /* give the memo
 MLK_API int32_t mlk_threads(mlk_model* model, int32_t threads); /* use so many of those made; returns how many */
 MLK_API int64_t mlk_weight_bytes(const mlk_model* model);
 
-/* Draws as torch's CPU generator and multinomial do. top_k 0 and top_p 1 keep all. Temperature 0 is greedy. */
-MLK_API mlk_sampler* mlk_sampler_create(uint64_t seed, float temperature, int32_t top_k, float top_p);
+/* A sampler: one sequence's settings, its generator, and of its ids what the settings ask for. It notes what it
+ * chooses. Draws are those of torch's CPU generator and multinomial. Null without memory, or with an id outside the
+ * vocabulary. */
+MLK_API mlk_sampler* mlk_sampler_create(const mlk_settings* settings);
 MLK_API void mlk_sampler_destroy(mlk_sampler* sampler);
-MLK_API void mlk_sampler_skip(mlk_sampler* sampler, int32_t vocab, int64_t tokens); /* past tokens drawn before */
+/* Tell a new sampler the prompt and what was answered to it before: it goes on as if it had chosen that itself. */
+MLK_API int32_t mlk_sampler_begin(mlk_sampler* sampler, const int32_t* prompt, int64_t prompt_ids,
+                                  const int32_t* answered, int64_t answered_ids);
+/* Let only the ids be chosen whose bits are set, bit i % 32 of word i / 32, until another mask is given; null: all. */
+MLK_API int32_t mlk_sampler_mask(mlk_sampler* sampler, const uint32_t* bits);
 MLK_API int32_t mlk_choose(const float* logits, int64_t stride, int32_t rows, int32_t vocab,
                            mlk_sampler* const* samplers, int32_t* tokens);
 /* The logprob of a token, and ids and logprobs of the count most probable, of equals the lowest ids first: ids are -1
  * where the vocabulary has fewer. A logprob is at least -9999, and that of the token NaN where logits are not finite. */
 MLK_API int32_t mlk_logprobs(const float* logits, int32_t vocab, int32_t token, int32_t count, float* of_token,
                              int32_t* ids, float* of_ids);
+/* What a sampler that is not greedy would draw the next token from. */
 MLK_API int32_t mlk_probabilities(const float* logits, int32_t vocab, const mlk_sampler* sampler, float* out);
 
 /* For tests. */

@@ -100,6 +100,7 @@ struct Model {
 };
 
 int fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
+const Backend* backend_or_error();  // the one in use; null with an error
 int run_step(Model& model, const mlk_step& step);
 
 // A model without tensors; null with an error. The last decoder that reads it lets it go.

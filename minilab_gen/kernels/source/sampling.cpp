@@ -1,12 +1,14 @@
 // Sources: Fan et al. 2018, "Hierarchical Neural Story Generation" (top-k); Holtzman et al. 2020, "The Curious Case of
 // Neural Text Degeneration" (top-p); Matsumoto and Nishimura 1998, "Mersenne Twister"; the draw is that of
-// torch.multinomial: a race in which token i arrives after a time that is exponential with rate p_i.
+// torch.multinomial: a race in which token i arrives after a time that is exponential with rate p_i. Nguyen et al.
+// 2024, "Turning Up the Heat: Min-p Sampling for Creative and Coherent LLM Outputs" (min-p).
 #include "sampling.h"
 
 #include <algorithm>
 #include <cstring>
 
 #include "exact_math.h"
+#include "minilab_kernels.h"
 
 namespace mlk {
 
@@ -96,6 +98,14 @@ void keep_top_p(float* p, int vocab, float share, uint64_t* kept) {
     }
 }
 
+// Every token at least min_p times as probable as the most probable one stays, which itself always does.
+void keep_min_p(float* p, int vocab, float min_p) {
+    float most = 0;
+    for (int i = 0; i < vocab; i++) most = p[i] > most ? p[i] : most;
+    const float least = min_p * most;
+    for (int i = 0; i < vocab; i++) p[i] = p[i] < least ? 0.f : p[i];
+}
+
 // The token with the highest p / noise, noise = -log(1 - u) with a number u for each; of equals the lowest id.
 //
 // -log(1 - u) >= u, so a token whose p / u is below the best score has lost without a logarithm. With the most probable
@@ -141,14 +151,32 @@ void probabilities_of(const Backend& backend, const float* logits, int vocab, co
     backend.divide(p, vocab, sum);
     if (sampler.top_k > 0 && sampler.top_k < vocab) keep_top_k(p, vocab, sampler.top_k, draw.kept.floats());
     if (sampler.top_p < 1.f) keep_top_p(p, vocab, sampler.top_p, reinterpret_cast<uint64_t*>(draw.kept.floats()));
+    if (sampler.min_p > 0.f) keep_min_p(p, vocab, sampler.min_p);
     backend.divide(p, vocab, total(p, vocab));
+}
+
+const float* edited(const float* logits, int vocab, const mlk_sampler& sampler, Draw& draw) {
+    if (!sampler.edits.any) return logits;
+    float* own = draw.edited.floats();
+    memcpy(own, logits, static_cast<size_t>(vocab) * 4);
+    edit(sampler.edits, own);
+    return own;
 }
 
 int choose(const Backend& backend, const float* logits, int vocab, mlk_sampler* sampler, Draw& draw) {
     const Top top = backend.top(logits, vocab);
-    if (top.id < 0 || !sampler || sampler->greedy) return top.id;
-    probabilities_of(backend, logits, vocab, *sampler, draw);
-    return race(draw.probabilities.floats(), vocab, *sampler);
+    if (top.id < 0 || !sampler) return top.id;
+    Edits& edits = sampler->edits;
+    if (edits.vocab != vocab || edits.lacks_memory) return MLK_NO_ROOM;
+    const float* own = edited(logits, vocab, *sampler, draw);
+    int token = own == logits ? top.id : backend.top(own, vocab).id;
+    if (token < 0) return MLK_ALL_MASKED;
+    if (!sampler->greedy) {
+        probabilities_of(backend, own, vocab, *sampler, draw);
+        token = race(draw.probabilities.floats(), vocab, *sampler);
+    }
+    note(edits, token, true);
+    return token;
 }
 
 }  // namespace mlk
