@@ -202,6 +202,29 @@ def test_tokens_have_the_logprobs_of_the_reference_and_are_the_same_without(
     assert [one.logprobs for one in chosen] == [logprobs(step.logits, step.token_id, 3) for step in steps]
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.2])
+def test_settings_that_edit_logits_change_tokens_and_no_logprob_of_the_model(temperature: float) -> None:
+    settings = SamplingSettings(
+        temperature,
+        seed=4,
+        presence_penalty=2.0,
+        repetition_penalty=1.7,
+        logit_bias={5: 3.0},
+        allowed_token_ids=(5, 9, 11),
+    )
+    steps = list(generate(MODEL, PROMPT, 12, settings))
+
+    _, chosen, _ = answered(GenerationRequest(PROMPT, 12, settings, logprobs=20), neighbours=3)
+
+    assert [one.token_id for one in chosen] == [step.token_id for step in steps]
+    ids = list(PROMPT)
+    for one in chosen:
+        logits, _ = MODEL(torch.tensor([ids]))
+        assert one.logprobs == logprobs(logits[0, -1], one.token_id, 20)
+        ids.append(one.token_id)
+    assert {one.token_id for one in chosen} <= set(allowed)
+
+
 @pytest.mark.parametrize("prefill_tokens", [1, 3, 7, 64])
 @pytest.mark.parametrize("neighbours", [0, 6])
 def test_a_prompt_has_the_logprobs_of_the_reference_in_whatever_chunks_it_is_read(
