@@ -204,14 +204,9 @@ def test_tokens_have_the_logprobs_of_the_reference_and_are_the_same_without(
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 def test_settings_that_edit_logits_change_tokens_and_no_logprob_of_the_model(temperature: float) -> None:
-    settings = SamplingSettings(
-        temperature,
-        seed=4,
-        presence_penalty=2.0,
-        repetition_penalty=1.7,
-        logit_bias={5: 3.0},
-        allowed_token_ids=(5, 9, 11),
-    )
+    allowed = (5, 9, 11)
+    settings = SamplingSettings(temperature, seed=4, presence_penalty=2.0, repetition_penalty=1.7)
+    settings = replace(settings, logit_bias={5: 3.0}, allowed_token_ids=allowed)
     steps = list(generate(MODEL, PROMPT, 12, settings))
 
     _, chosen, _ = answered(GenerationRequest(PROMPT, 12, settings, logprobs=20), neighbours=3)
