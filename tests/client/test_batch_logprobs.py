@@ -11,7 +11,6 @@ import redis
 from minilab_client.batch import openai_form
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import BadLine, Line
-from minilab_client.batch.openai_logprobs import logprobs_of
 from minilab_worker.serving import ServedModel
 from support.batch_files import asked_model, good_lines, openai, own, read_file, records, write_lines
 from support.batch_runs import batch
@@ -24,6 +23,7 @@ from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.results import Answer
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.chat import ChatFormat
+from minilab_gen.text.openai_logprobs import of_chat, of_completion, text_offsets
 from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
 
 SAID = [{"role": "user", "content": "Phileas Fogg"}]
@@ -56,6 +56,17 @@ def answer(ids: list[int], text: str, *listed: TokenLogprobs) -> Answer:
 
 def flat(*tokens: int) -> list[TokenLogprobs]:
     return [TokenLogprobs(-float(at)) for at, _ in enumerate(tokens, start=1)]
+
+
+def given_in_a_chat(ids: list[int], listed: list[TokenLogprobs], tokenizer: Tokenizer) -> list[dict[str, Any]]:
+    content: list[dict[str, Any]] = of_chat(ids, listed, tokenizer)["content"]
+    return content
+
+
+def given_in_a_completion(
+    ids: list[int], text: str, listed: list[TokenLogprobs], tokenizer: Tokenizer
+) -> dict[str, Any]:
+    return of_completion(ids, listed, text_offsets(ids, text, tokenizer.decoder((5, 6))), tokenizer)
 
 
 # What is asked
@@ -109,17 +120,16 @@ def test_parts_of_a_character_have_their_own_bytes_and_special_tokens_have_none(
     ids = [*emoji, word, 0]
     listed = [replace_top(one, (word, -0.5), (0, -2.0)) for one in flat(*ids)]
 
-    content = logprobs_of(answer(ids, "😀 les", *listed), tokenizer, chats=True)
+    content = given_in_a_chat(ids, listed, tokenizer)
 
-    assert content is not None
-    assert [one["bytes"] for one in content["content"]] == [[240], [159], [152], [128], list(b" les"), None]
-    assert b"".join(bytes(one["bytes"] or []) for one in content["content"]).decode() == "😀 les"
-    assert [one["token"] for one in content["content"]] == [*["�"] * 4, " les", "<|endoftext|>"]
-    assert content["content"][0]["top_logprobs"] == [
+    assert [one["bytes"] for one in content] == [[240], [159], [152], [128], list(b" les"), None]
+    assert b"".join(bytes(one["bytes"] or []) for one in content).decode() == "😀 les"
+    assert [one["token"] for one in content] == [*["�"] * 4, " les", "<|endoftext|>"]
+    assert content[0]["top_logprobs"] == [
         {"token": " les", "logprob": -0.5, "bytes": list(b" les")},
         {"token": "<|endoftext|>", "logprob": -2.0, "bytes": None},
     ]
-    assert [one["logprob"] for one in content["content"]] == [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]
+    assert [one["logprob"] for one in content] == [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]
 
 
 def replace_top(one: TokenLogprobs, *top: tuple[int, float]) -> TokenLogprobs:
@@ -127,10 +137,9 @@ def replace_top(one: TokenLogprobs, *top: tuple[int, float]) -> TokenLogprobs:
 
 
 def test_a_chat_that_asks_for_no_alternatives_gets_empty_lists(tokenizer: Tokenizer) -> None:
-    content = logprobs_of(answer([14, 13], "", *flat(14, 13)), tokenizer, chats=True)
+    content = given_in_a_chat([14, 13], flat(14, 13), tokenizer)
 
-    assert content is not None
-    assert [one["top_logprobs"] for one in content["content"]] == [[], []]
+    assert [one["top_logprobs"] for one in content] == [[], []]
 
 
 def test_a_completion_has_lists_of_equal_length_and_lists_its_own_token_as_an_extra(tokenizer: Tokenizer) -> None:
@@ -138,9 +147,8 @@ def test_a_completion_has_lists_of_equal_length_and_lists_its_own_token_as_an_ex
     ids = [14, *emoji, 362]
     listed = [replace_top(one, (297, -0.25), (emoji[0], LEAST_LOGPROB)) for one in flat(*ids)]
 
-    found = logprobs_of(answer(ids, ",😀 qui", *listed), tokenizer, chats=False)
+    found = given_in_a_completion(ids, ",😀 qui", listed, tokenizer)
 
-    assert found is not None
     names = [",", *(f"bytes:\\x{byte:02x}" for byte in "😀".encode()), " qui"]
     assert found["tokens"] == names
     assert found["token_logprobs"] == [-1.0, -2.0, -3.0, -4.0, -5.0, -6.0]
@@ -156,18 +164,21 @@ def test_offsets_are_those_in_a_text_that_goes_on_with_a_space() -> None:
     decoder = pieces.decoder(prompt)
     texts = [decoder.push(token) for token in ids]
 
-    found = logprobs_of(answer(ids, "".join(texts), *flat(*ids)), pieces, chats=False, prompt=prompt)
+    line = Line(1, "a", "openai", GenerationRequest(tuple(prompt)), None, "0" * 32)
+    written = openai_form.answer(
+        line, "x", answer(ids, "".join(texts), *flat(*ids)), AskedModel(asked_model().card, pieces)
+    )
 
-    assert found is not None
+    (choice,) = written["response"]["body"]["choices"]
+    found = choice["logprobs"]
     assert texts[0].startswith(" ")
     assert found["text_offset"] == [len("".join(texts[:n])) for n in range(len(ids))]
     assert "".join(found["tokens"]) == "".join(texts)
 
 
 def test_offsets_end_with_the_text_where_a_stop_text_was_cut_off(tokenizer: Tokenizer) -> None:
-    found = logprobs_of(answer([14, 362, 359], ", q", *flat(14, 362, 359)), tokenizer, chats=False)
+    found = given_in_a_completion([14, 362, 359], ", q", flat(14, 362, 359), tokenizer)
 
-    assert found is not None
     assert found["text_offset"] == [0, 1, 3]
 
 

@@ -13,13 +13,14 @@ from typing import Any, Final
 
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import Content, Line
-from minilab_client.batch.openai_logprobs import logprobs_of, prompt_logprobs_of, settings_of_chat
 from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import own_ends
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.results import Answer
 from minilab_gen.request import DEFAULT_CHAT_TOKENS, GIVEN_FIELDS, shown
+from minilab_gen.text import openai_logprobs
 from minilab_gen.text.chat import EXTRAS, Conversation
+from minilab_gen.text.tokenizer import Tokenizer
 
 MARKS: Final = frozenset({"method", "url", "body"})
 """A line with any of these fields is of this form."""
@@ -95,7 +96,7 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
         ends = _stop_ids(own_ends(given, model.card.stop_ids), given)
         prompt = _prompt(given, model)
         return Content({"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends})
-    settings = settings_of_chat(settings, given)
+    settings = openai_logprobs.settings_of_chat(settings, given)
     said = Conversation.of(_messages(given)).with_extras(*(given.get(name) for name in EXTRAS))
     prompt, chat_ends = model.chat(said)
     ends = _stop_ids(own_ends(given, chat_ends), given)
@@ -108,15 +109,16 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
     """What is written about the line: OpenAI's fields, ``stop_reason`` of vLLM, ``token_ids`` and ``seed`` of ours."""
     prompt_tokens, tokens = given.end.prompt_tokens, len(given.ids)
     chats = line.form == "openai-chat"
-    choice = {
+    choice: dict[str, Any] = {
         "index": 0,
         **({"message": {"role": "assistant", "content": given.text}} if chats else {"text": given.text}),
         "finish_reason": "stop" if given.end.reason == "stop" else "length",
         **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
-        "logprobs": logprobs_of(given, model.tokenizer, chats=chats, prompt=line.request.prompt),
+        "logprobs": _logprobs(line, given, model.tokenizer),
         "token_ids": list(given.ids),
-        **prompt_logprobs_of(given, model.tokenizer),
     }
+    if given.prompt_logprobs is not None:
+        choice["prompt_logprobs"] = openai_logprobs.of_prompt(given.prompt_logprobs, model.tokenizer)
     body = {
         "id": f"{'chatcmpl' if chats else 'cmpl'}-{line.digest}",
         "object": "chat.completion" if chats else "text_completion",
@@ -137,6 +139,16 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
         "response": {"status_code": 200, "request_id": job_id, "body": body},
         "error": None,
     }
+
+
+def _logprobs(line: Line, given: Answer, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """Those of the answer, in the form of the line; None where none were asked for."""
+    if given.logprobs is None:
+        return None
+    if line.form == "openai-chat":
+        return openai_logprobs.of_chat(given.ids, given.logprobs, tokenizer)
+    offsets = openai_logprobs.text_offsets(given.ids, given.text, tokenizer.decoder(line.request.prompt))
+    return openai_logprobs.of_completion(given.ids, given.logprobs, offsets, tokenizer)
 
 
 def in_their_words(refusal: RequestError) -> RequestError:
