@@ -48,6 +48,7 @@ def test_submit_asks_for_logprobs_of_the_answer_and_of_the_prompt(connection: re
 
     request = request_of(fetch(connection, "x"))
     assert (request.logprobs, request.prompt_logprobs, request.max_new_tokens) == (0, 20, 0)
+    assert "settings max_new_tokens 0, stop_ids [0], logprobs 0, prompt_logprobs 20\n" in client("status", "x").stdout
 
 
 def test_counts_out_of_range_and_no_token_without_scores_are_refused() -> None:
