@@ -10,13 +10,12 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
+from minilab_gen.engine.rows import CHOSEN, Choice, StepRows
 from minilab_gen.engine.scheduler import Chunk, Scheduler
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
 from minilab_gen.errors import RequestError
 from minilab_gen.kernels.library import KernelError
-from minilab_gen.kernels.logprobs import LogprobRoom
 from minilab_gen.kernels.sampler import NO_TOKEN, TokenSampler, needs_sampler
-from minilab_gen.logprobs import TokenLogprobs
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import ModelLimits
 
@@ -39,75 +38,6 @@ ends when the tokens are chosen."""
 OnPhase = Callable[[Phase], None]
 
 _log = logging.getLogger(__name__)
-
-
-_CHOSEN, _NOT_FINITE = -1, -1
-"""In place of a judged id where one is chosen; of ``NO_TOKEN``, in place of a chosen one."""
-
-_Choice = tuple[Sequence, int, TokenLogprobs | None]
-"""A sequence, its next token, of ``NO_TOKEN`` where there is none, and the token's logprobs where they are wanted."""
-
-
-class _Rows:
-    """What a step reads, row by row, and after which of the rows a token is to be chosen or one of a prompt judged."""
-
-    def __init__(self, chunks: Iterable[Chunk]) -> None:
-        ids: list[int] = []
-        slots: list[int] = []
-        positions: list[int] = []
-        outputs: list[int] = []
-        readers: list[Sequence] = []
-        judged: list[int] = []
-        counts: list[int] = []
-        for sequence, tokens in chunks:
-            start, slot = sequence.read, sequence.slot
-            assert slot is not None, "a sequence must hold a slot before it is read"
-            if tokens == 1:  # nearly always: it decodes
-                ids.append(sequence.ids[start])
-                slots.append(slot)
-                positions.append(start)
-            else:
-                ids += sequence.ids[start : start + tokens]
-                slots += [slot] * tokens
-                positions += range(start, start + tokens)
-            for position in sequence.judged(tokens) if not sequence.is_scored else ():
-                outputs.append(len(ids) - tokens + position - start)
-                readers.append(sequence)
-                judged.append(sequence.ids[position + 1])
-                counts.append(sequence.request.prompt_logprobs or 0)
-            if start + tokens == len(sequence.ids):
-                outputs.append(len(ids) - 1)
-                readers.append(sequence)
-                judged.append(_CHOSEN)
-                counts.append(-1 if sequence.request.logprobs is None else sequence.request.logprobs)
-        self.ids, self.slots, self.positions = ids, slots, positions
-        self.outputs, self.readers, self.judged = outputs, readers, judged
-        """The rows, their sequences, and the ids in prompts that are judged, else that one is chosen."""
-        self.room = LogprobRoom(counts, judged) if max(counts, default=-1) >= 0 else None
-        """For logprobs, where any are wanted."""
-
-    @property
-    def samplers(self) -> list[TokenSampler | None]:
-        return [
-            reader.sampler if judged == _CHOSEN else None
-            for reader, judged in zip(self.readers, self.judged, strict=True)
-        ]
-
-    def choices(self, chosen: Iterable[int]) -> list[_Choice]:
-        """The choices among what the kernels said of each output. The rest is added to the scores of the prompts.
-
-        Where logits within a prompt are not finite, that sequence has no choice either.
-        """
-        choices: list[_Choice] = []
-        for output, (reader, judged, token) in enumerate(zip(self.readers, self.judged, chosen, strict=True)):
-            listed = self.room.of(output) if self.room is not None else None
-            if judged == _CHOSEN:
-                choices.append((reader, token, listed))
-            elif listed is not None:
-                reader.score(listed)
-            else:
-                choices.append((reader, _NOT_FINITE, None))
-        return choices
 
 
 class Engine:
@@ -217,7 +147,7 @@ class Engine:
             self._forget(ended.sequence)
         return removed
 
-    def _read_and_choose(self, chunks: list[Chunk]) -> tuple[list[_Choice], list[Ended]]:
+    def _read_and_choose(self, chunks: list[Chunk]) -> tuple[list[Choice], list[Ended]]:
         """Read the step's tokens and choose after each sequence that is read to its end.
 
         If the kernels refuse, each sequence is read alone, which gives the same bits: only the guilty ones end.
@@ -226,7 +156,7 @@ class Engine:
             return self._read(chunks), []
         except KernelError as error:
             _log.warning("a step is taken again, one sequence at a time: %s", error)
-        choices: list[_Choice] = []
+        choices: list[Choice] = []
         refused: list[Ended] = []
         for chunk in chunks:
             try:
@@ -236,10 +166,10 @@ class Engine:
                 refused.append(Ended(chunk.sequence, "error", str(error)))
         return choices, refused
 
-    def _read(self, chunks: list[Chunk]) -> list[_Choice]:
+    def _read(self, chunks: list[Chunk]) -> list[Choice]:
         if not chunks:
             return []
-        rows = _Rows(chunks)
+        rows = StepRows(chunks)
         logits = self._room_for_logits(len(rows.outputs)) if self._on_logits else None
         chosen = self._decoder.run(
             rows.ids,
@@ -256,7 +186,7 @@ class Engine:
             sequence.read += tokens
         if self._on_logits and logits is not None:
             for sequence, judged, row in zip(rows.readers, rows.judged, logits, strict=True):
-                if judged == _CHOSEN:
+                if judged == CHOSEN:
                     self._on_logits(sequence, row)
         return choices
 
@@ -265,7 +195,7 @@ class Engine:
 
         return torch.empty(rows, self._limits.vocab_size)
 
-    def _settle(self, choices: Iterable[_Choice]) -> list[Outcome]:
+    def _settle(self, choices: Iterable[Choice]) -> list[Outcome]:
         """Give each sequence its token, and release the slots of those that end with it."""
         outcomes: list[Outcome] = []
         for sequence, token, listed in choices:
