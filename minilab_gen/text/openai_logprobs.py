@@ -40,21 +40,25 @@ def of_chat(ids: Sequence[int], listed: Sequence[TokenLogprobs], tokenizer: Toke
 
 
 def of_completion(
-    ids: Sequence[int], listed: Sequence[TokenLogprobs], offsets: Sequence[int], tokenizer: Tokenizer
+    ids: Sequence[int], listed: Sequence[TokenLogprobs | None], offsets: Sequence[int], tokenizer: Tokenizer
 ) -> dict[str, Any]:
     """The same of a completion: lists of equal length, with :func:`text_offsets`.
 
-    A token that is not among the most probable is an extra entry in ``top_logprobs``.
+    A token that is not among the most probable is an extra entry in ``top_logprobs``. The first of an echoed prompt
+    has none.
     """
-    top = []
+    top: list[dict[str, float] | None] = []
     for token, one in zip(ids, listed, strict=True):
+        if one is None:
+            top.append(None)
+            continue
         names: dict[str, float] = {}
         for other, logprob in (*one.top, (token, one.logprob)):
             names.setdefault(_name(other, tokenizer), logprob)  # of two tokens with one name the more probable
         top.append(names)
     return {
         "tokens": [_name(token, tokenizer) for token in ids],
-        "token_logprobs": [one.logprob for one in listed],
+        "token_logprobs": [None if one is None else one.logprob for one in listed],
         "top_logprobs": top,
         "text_offset": list(offsets),
     }

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import redis
+import torch
 from minilab_client.batch import openai_form
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import BadLine, Line
@@ -103,12 +104,16 @@ def test_each_form_asks_in_its_own_words(file: Path, line: dict[str, Any], count
 
 def test_a_line_without_logprobs_keeps_its_name_and_one_with_them_has_another(file: Path) -> None:
     lines = [own("a"), own("a", logprobs=None), own("a", logprobs=0), own("a", prompt_logprobs=0)]
+    echoes = [openai("a"), openai("a", echo=False), openai("a", echo=True), openai("a", prompt_logprobs=0)]
     plain, same, listed, scored = (
         found.digest for line in lines for found in read_file(write_lines(file, line)) if isinstance(found, Line)
     )
 
     assert plain == same
     assert len({plain, listed, scored}) == 3
+    digests = [found.digest for line in echoes for found in good_lines(write_lines(file, line))]
+    assert digests[0] == digests[1]
+    assert len({*digests}) == 3
 
 
 # What is given
@@ -205,6 +210,8 @@ def test_lines_are_answered_with_the_logprobs_of_the_reference(
         openai("openai", seed=6, max_tokens=6, logprobs=0),
         openai("scored", [5, 6, 7], max_tokens=0, prompt_logprobs=1),
         own("plain", max_new_tokens=6),
+        openai("echo", [5, 6, 7], max_tokens=2, logprobs=1, echo=True, temperature=0),
+        openai("whole", "Phileas Fogg", max_tokens=0, logprobs=0, echo=True),
     ]
     lines = {
         line.custom_id: line.request
@@ -234,3 +241,18 @@ def test_lines_are_answered_with_the_logprobs_of_the_reference(
     assert first is None
     assert [set(one) for one in rest] == [{"logprob", "top_logprobs"}] * 2
     assert (scored["text"], scored["logprobs"], scored["finish_reason"]) == ("", None, "length")
+    echoed, whole = (found[name]["response"]["body"]["choices"][0] for name in ("echo", "whole"))
+    ids = [5, 6, 7, *(step.token_id for step in steps["echo"][:2])]
+    assert echoed["text"] == served.tokenizer.decode(ids)
+    assert echoed["token_ids"] == ids[3:]
+    read, _ = served.model(torch.tensor([ids]))
+    wanted = [logprobs(read[0, at], ids[at + 1], 1) for at in range(4)]
+    assert echoed["logprobs"]["token_logprobs"] == [None, *(one.logprob for one in wanted)]
+    assert [top if top is None else max(top.values()) for top in echoed["logprobs"]["top_logprobs"]] == [
+        None,
+        *(one.top[0][1] for one in wanted),
+    ]
+    assert [len(echoed["logprobs"][name]) for name in ("tokens", "text_offset")] == [5, 5]
+    assert whole["text"] == "".join(whole["logprobs"]["tokens"]) == "Phileas Fogg"
+    assert whole["logprobs"]["text_offset"] == [0, 7]
+    assert "prompt_logprobs" not in whole

@@ -36,6 +36,8 @@ class Content:
     """Values as they came, for :meth:`GenerationRequest.from_payload` to check; without a seed where there is none."""
     written: Mapping[str, object] | None = None
     """What makes a chat the same, in place of the fields of the request that its template makes; else None."""
+    echo: bool = False
+    """Whether the answer is to begin with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +54,8 @@ class Line:
     """Equal digests ask for the same answer to the same custom_id by the same model, in the same form."""
     rendered_digest: str | None = None
     """Of a chat: the digest of its rendered prompt, by which earlier releases named its job."""
+    echo: bool = False
+    """Whether the answer is to begin with the prompt."""
 
     def job_id(self, attempt: int) -> str:
         """The id of its job; where one failed, the next attempt has another."""
@@ -73,6 +77,8 @@ def line_of(number: int, custom_id: str, form: Form, model: str, content: Conten
     request = GenerationRequest.from_payload(content.payload)
     seed = request.settings.seed if "seed" in content.payload else None
     rest: dict[str, Any] = {"custom_id": custom_id, "form": form, "model": model}
+    if content.echo:
+        rest["echo"] = True
     rest["stop_texts"] = ()  # where they once were: digests stay what they are
     fields = {**request.to_payload(), "seed": seed}
     digest = _digest(rest | {"request": fields})
@@ -82,7 +88,7 @@ def line_of(number: int, custom_id: str, form: Form, model: str, content: Conten
     if seed is None and not request.settings.is_greedy:
         seed = int(digest[:8], 16)  # 32 bits, which is every seed there is
         request = request.with_seed(seed)
-    return Line(number, custom_id, form, request, seed, digest, rendered_digest)
+    return Line(number, custom_id, form, request, seed, digest, rendered_digest, content.echo)
 
 
 def digest_in(job_id: object) -> str | None:

@@ -67,8 +67,8 @@ class Route:
 COMPLETIONS: Final = Route(
     "/v1/completions",
     _SETTINGS,
-    ("prompt",),
-    {**_OFF, "best_of": (1,), "echo": (False,), "suffix": ()},
+    ("prompt", "echo"),
+    {**_OFF, "best_of": (1,), "suffix": ()},
     ("user",),
 )
 CHAT_COMPLETIONS: Final = Route(
@@ -95,7 +95,11 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
     if route is COMPLETIONS:
         ends = _stop_ids(own_ends(given, model.card.stop_ids), given)
         prompt = _prompt(given, model)
-        return Content({"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends})
+        payload = {"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}
+        echo = _echo(given)
+        if echo:  # the prompt is scored like the answer, and may be all that is asked
+            payload.setdefault("prompt_logprobs", settings.get("logprobs", 0))
+        return Content(payload, echo=echo)
     settings = openai_logprobs.settings_of_chat(settings, given)
     said = Conversation.of(_messages(given)).with_extras(*(given.get(name) for name in EXTRAS))
     prompt, chat_ends = model.chat(said)
@@ -109,15 +113,16 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
     """What is written about the line: OpenAI's fields, ``stop_reason`` of vLLM, ``token_ids`` and ``seed`` of ours."""
     prompt_tokens, tokens = given.end.prompt_tokens, len(given.ids)
     chats = line.form == "openai-chat"
+    text = model.tokenizer.decode(line.request.prompt) + given.text if line.echo else given.text
     choice: dict[str, Any] = {
         "index": 0,
-        **({"message": {"role": "assistant", "content": given.text}} if chats else {"text": given.text}),
+        **({"message": {"role": "assistant", "content": text}} if chats else {"text": text}),
         "finish_reason": "stop" if given.end.reason == "stop" else "length",
         **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
-        "logprobs": _logprobs(line, given, model.tokenizer),
+        "logprobs": _logprobs(line, given, text, model.tokenizer),
         "token_ids": list(given.ids),
     }
-    if given.prompt_logprobs is not None:
+    if given.prompt_logprobs is not None and not line.echo:
         choice["prompt_logprobs"] = openai_logprobs.of_prompt(given.prompt_logprobs, model.tokenizer)
     body = {
         "id": f"{'chatcmpl' if chats else 'cmpl'}-{line.digest}",
@@ -141,13 +146,18 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
     }
 
 
-def _logprobs(line: Line, given: Answer, tokenizer: Tokenizer) -> dict[str, Any] | None:
-    """Those of the answer, in the form of the line; None where none were asked for."""
+def _logprobs(line: Line, given: Answer, text: str, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """Those of the text, in the form of the line; None where none were asked for."""
     if given.logprobs is None:
         return None
     if line.form == "openai-chat":
         return openai_logprobs.of_chat(given.ids, given.logprobs, tokenizer)
-    offsets = openai_logprobs.text_offsets(given.ids, given.text, tokenizer.decoder(line.request.prompt))
+    prompt = line.request.prompt
+    if line.echo:
+        ids, listed = (*prompt, *given.ids), (*(given.prompt_logprobs or ()), *given.logprobs)
+        offsets = openai_logprobs.text_offsets(ids, text, tokenizer.decoder())
+        return openai_logprobs.of_completion(ids, listed, offsets, tokenizer)
+    offsets = openai_logprobs.text_offsets(given.ids, text, tokenizer.decoder(prompt))
     return openai_logprobs.of_completion(given.ids, given.logprobs, offsets, tokenizer)
 
 
@@ -199,6 +209,13 @@ def _prompt(body: dict[str, Any], model: AskedModel) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         raise RequestError(f"prompt must be one text or one list of token ids, got {shown(prompt)}")
     return model.ids_of("prompt", prompt)
+
+
+def _echo(body: dict[str, Any]) -> bool:
+    echo = body.get("echo", False)
+    if not isinstance(echo, bool):
+        raise RequestError(f"echo must be true or false, got {shown(echo)}")
+    return echo
 
 
 def _messages(body: dict[str, Any]) -> list[Any]:
