@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minilab_gen.api import cancel, result, submit, tail, tail_async
+    from minilab_gen.api import cancel, job_ids, result, results, submit, tail, tail_async
     from minilab_gen.errors import MiniLabError
     from minilab_gen.logprobs import TokenLogprobs
     from minilab_gen.protocol.events import EndEvent, TokenEvent
@@ -32,14 +32,16 @@ __all__ = [
     "TokenEvent",
     "TokenLogprobs",
     "cancel",
+    "job_ids",
     "result",
+    "results",
     "submit",
     "tail",
     "tail_async",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("cancel", "result", "submit", "tail", "tail_async"), "minilab_gen.api"),
+    **dict.fromkeys(("cancel", "job_ids", "result", "results", "submit", "tail", "tail_async"), "minilab_gen.api"),
     **dict.fromkeys(("GREEDY", "GenerationRequest", "SamplingSettings"), "minilab_gen.request"),
     **dict.fromkeys(("EndEvent", "TokenEvent"), "minilab_gen.protocol.events"),
     "JobResult": "minilab_gen.protocol.results",

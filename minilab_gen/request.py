@@ -62,6 +62,9 @@ MAX_PROMPT_CHARACTERS = 1_000_000
 """Characters of one prompt: nearly eight for each id, where English has four. A tokenizer takes two seconds for them;
 ten times as many took 18 s and 1.7 GB."""
 
+MAX_ANSWERS = 64
+"""Answers of one submission, which are jobs of their own: as many as a worker runs at a time by default."""
+
 DEFAULT_MAX_NEW_TOKENS = 64
 
 DEFAULT_CHAT_TOKENS = 1024
@@ -72,6 +75,13 @@ MAX_NEW_TOKENS = 2**63 - 1
 
 _NAMED_FIELDS = 8
 """Unknown fields that a refusal names: as many as a request has known ones."""
+
+
+def check_n(n: object) -> int:
+    """The number of answers, if one submission may have so many; else RequestError."""
+    if type(n) is not int or not 1 <= n <= MAX_ANSWERS:
+        raise RequestError(f"n must be a whole number from 1 to {MAX_ANSWERS}, got {shown(n)}")
+    return n
 
 
 def check_text(text: str) -> None:

@@ -170,9 +170,8 @@ def test_offsets_are_those_in_a_text_that_goes_on_with_a_space() -> None:
     texts = [decoder.push(token) for token in ids]
 
     line = Line(1, "a", "openai", GenerationRequest(tuple(prompt)), None, "0" * 32)
-    written = openai_form.answer(
-        line, "x", answer(ids, "".join(texts), *flat(*ids)), AskedModel(asked_model().card, pieces)
-    )
+    given = (line, "x", answer(ids, "".join(texts), *flat(*ids)))
+    written = openai_form.answer([given], AskedModel(asked_model().card, pieces))
 
     (choice,) = written["response"]["body"]["choices"]
     found = choice["logprobs"]
@@ -191,8 +190,8 @@ def test_an_answer_in_a_chat_has_openais_shape() -> None:
     model = model_that_chats()
     line = Line(1, "a", "openai-chat", GenerationRequest((5, 6, 7)), None, "0" * 32)
 
-    plain = openai_form.answer(line, "x", replace(answer([14], ","), logprobs=None), model)
-    listed = openai_form.answer(line, "x", answer([14], ",", *flat(14)), model)
+    plain = openai_form.answer([(line, "x", replace(answer([14], ","), logprobs=None))], model)
+    listed = openai_form.answer([(line, "x", answer([14], ",", *flat(14)))], model)
 
     (without,), (with_them,) = (one["response"]["body"]["choices"] for one in (plain, listed))
     assert without["logprobs"] is None
@@ -212,6 +211,8 @@ def test_lines_are_answered_with_the_logprobs_of_the_reference(
         own("plain", max_new_tokens=6),
         openai("echo", [5, 6, 7], max_tokens=2, logprobs=1, echo=True, temperature=0),
         openai("whole", "Phileas Fogg", max_tokens=0, logprobs=0, echo=True),
+        openai("several", [5, 6, 7], max_tokens=2, logprobs=0, n=2, seed=8),
+        own("several of ours", max_new_tokens=2, logprobs=0, n=2, seed=8, temperature=1),
     ]
     lines = {
         line.custom_id: line.request
@@ -256,3 +257,7 @@ def test_lines_are_answered_with_the_logprobs_of_the_reference(
     assert whole["text"] == "".join(whole["logprobs"]["tokens"]) == "Phileas Fogg"
     assert whole["logprobs"]["text_offset"] == [0, 7]
     assert "prompt_logprobs" not in whole
+    for choice in found["several"]["response"]["body"]["choices"]:
+        assert len(choice["logprobs"]["token_logprobs"]) == len(choice["token_ids"]) == 2
+    for choice in found["several of ours"]["choices"]:
+        assert [set(one) for one in choice["logprobs"]] == [{"logprob", "top_logprobs"}] * len(choice["ids"])
