@@ -94,13 +94,17 @@ def _settings(connection: redis.Redis, job_id: str) -> dict[str, Any] | None:
     return {name: value for name, value in payload.items() if name != "prompt"}
 
 
+_SHOWN_WHEN_GIVEN: Final = ("max_new_tokens", "logprobs", "prompt_logprobs")
+"""Settings of which 0 says something."""
+
+
 def _settings_line(asked: dict[str, Any] | None) -> dict[str, object]:
     """The settings that are not at their defaults; long lists by their lengths."""
     default = GREEDY.to_payload()
     parts = [
         f"{name} {_short(value)}"
         for name, value in (asked or {}).items()
-        if name == "max_new_tokens" or (value and value != default.get(name))
+        if name in _SHOWN_WHEN_GIVEN or (value and value != default.get(name))
     ]
     return {"settings": ", ".join(parts) or None}
 

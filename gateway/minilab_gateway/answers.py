@@ -86,7 +86,16 @@ class Answers:
         if len(ended) < len(found):
             raise ApiError(500, "the end of an answer is missing", code="stream_damaged")
         note = completion.note
-        heading = Heading(completion.public_id, note.route == "chat", note.created, completion.model, ended[0].seed)
+        heading = Heading(
+            completion.public_id,
+            note.route == "chat",
+            note.created,
+            completion.model,
+            ended[0].seed,
+            completion.prompt,
+            completion.tokenizer,
+            note.echo,
+        )
         return completion_object(heading, [_answer(result, note.created, fingerprint) for result in ended])
 
     async def whole_or_gone(
@@ -157,4 +166,4 @@ class Answers:
 
 
 def _answer(given: JobResult, recorded_at: float, fingerprint: str | None) -> Answer:
-    return Answer(given.ids, given.text, given.end, recorded_at, fingerprint)
+    return Answer(given.ids, given.text, given.end, recorded_at, fingerprint, given.logprobs, given.prompt_logprobs)

@@ -15,6 +15,8 @@ from minilab_gateway.errors import ApiError
 from minilab_gateway.json_bytes import encoded
 from minilab_gen.openai.objects import ending_of, usage_of
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
+from minilab_gen.text.openai_logprobs import of_chat, of_completion
+from minilab_gen.text.stream_decoder import StreamDecoder
 
 DONE: Final = b"data: [DONE]\n\n"
 
@@ -45,6 +47,9 @@ class _Choice:
     """The number of the last event that the client has seen."""
     number: int = 0
     end: EndEvent | None = None
+    decoder: StreamDecoder | None = None
+    offset: int = 0
+    """Where the next token begins in the text; counted where logprobs want to know it."""
 
 
 class Chunks:
@@ -87,10 +92,11 @@ class Chunks:
 
     def _of_token(self, choice: _Choice, token: TokenEvent) -> bytes:
         choice.number = token.number
+        logprobs = self._logprobs(choice, token)
         if token.number <= choice.seen:
             return b""
         content = {"content": token.text} if self._is_chat else token.text
-        return event(self._chunk(choice, content, None, [token.token_id]), self._position())
+        return event(self._chunk(choice, content, logprobs, [token.token_id]), self._position())
 
     def _of_end(self, choice: _Choice, end: EndEvent) -> bytes:
         if end.reason == "error":
@@ -104,6 +110,18 @@ class Chunks:
         last = self._chunk(choice, {} if self._is_chat else "", None, [])
         last["choices"][0].update(ending_of(end))
         return rest + event(last, self._position())
+
+    def _logprobs(self, choice: _Choice, token: TokenEvent) -> dict[str, Any] | None:
+        if token.logprobs is None:
+            return None
+        ids, listed, tokenizer = [token.token_id], [token.logprobs], self._completion.tokenizer
+        if self._is_chat:
+            return of_chat(ids, listed, tokenizer)
+        if choice.decoder is None:
+            choice.decoder = tokenizer.decoder(self._completion.prompt)
+        offset = choice.offset
+        choice.offset += len(choice.decoder.push(token.token_id))
+        return of_completion(ids, listed, [offset], tokenizer)
 
     def _chunk(self, choice: _Choice, content: Any, logprobs: Any, ids: list[int] | None) -> dict[str, Any]:
         fields: dict[str, Any] = {

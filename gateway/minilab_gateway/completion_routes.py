@@ -91,6 +91,8 @@ class CompletionRoutes:
         body = parsed_object(await request.body())
         streams, usage, stays = _http_fields(body)
         owner, idempotency_key = key_of(request.scope), self._idempotency_key(request)
+        if streams and body.get("echo"):
+            raise ApiError(400, "echo goes with stream false", param="echo")
         asked_body = {field: value for field, value in body.items() if field not in _HTTP_FIELDS}
         wish = Wish(_ROUTES[name], name, asked_body, owner.name, idempotency_key, usage, digest_of(body))
         completion = await self._service.run(self._service.find_first_try, wish)
@@ -121,6 +123,8 @@ class CompletionRoutes:
         seen = await self._seen(request, completion)
         delivery = Delivery(completion, stays=True)
         if _is_true(request, "stream"):
+            if completion.note.echo:
+                raise ApiError(400, "a completion with echo has no stream", param="stream")
             return self._stream(delivery, seen, None, lambda: None)
         if seen is not None:
             raise ApiError(400, "starting_after goes with stream=true", param="starting_after")

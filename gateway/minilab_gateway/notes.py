@@ -25,6 +25,8 @@ class Note:
     """Of the body: the same Idempotency-Key must come with the same one."""
     usage: bool = False
     """Whether the stream ends with a chunk of the usage."""
+    echo: bool = False
+    """Whether the text of an answer begins with the prompt."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

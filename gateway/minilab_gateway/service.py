@@ -135,7 +135,7 @@ class Service:
         """Put the jobs of a request into the queue, or find those that its first try put there."""
         settings = self._settings
         name = _name_of(wish)
-        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage)
+        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo)
         submission = Submission(
             model=model.card.name,
             job_id=name,

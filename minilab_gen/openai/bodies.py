@@ -16,6 +16,7 @@ from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import own_ends
 from minilab_gen.request import DEFAULT_CHAT_TOKENS, GIVEN_FIELDS, GenerationRequest, check_n, shown
+from minilab_gen.text import openai_logprobs
 from minilab_gen.text.chat import EXTRAS, Conversation
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -59,18 +60,16 @@ class Route:
 COMPLETIONS: Final = Route(
     "/v1/completions",
     _SETTINGS,
-    ("prompt", "n"),
-    {**_OFF, "best_of": (1,), "echo": (False,), "logprobs": (), "suffix": ()},
+    ("prompt", "n", "echo"),
+    {**_OFF, "best_of": (1,), "suffix": ()},
     ("user",),
 )
 CHAT_COMPLETIONS: Final = Route(
     "/v1/chat/completions",
     {**_SETTINGS, "max_completion_tokens": "max_new_tokens"},
-    ("messages", *EXTRAS, "n"),
+    ("messages", *EXTRAS, "n", "top_logprobs"),
     {
         **_OFF,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tool_choice": ("auto",),
         "parallel_tool_calls": (True,),
         "response_format": ({"type": "text"},),
@@ -89,6 +88,8 @@ class Asked:
     """What makes a chat the same, in place of the fields of the request that its template makes; else None."""
     n: int
     """Answers."""
+    echo: bool = False
+    """Whether the text of an answer begins with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,7 @@ class AskedRequest:
     n: int
     has_seed: bool
     """Whether the body names one; else whoever submits draws one."""
+    echo: bool
 
 
 def read_body(route: Route, body: Mapping[str, Any], model: AskedModel) -> Asked:
@@ -111,7 +113,12 @@ def read_body(route: Route, body: Mapping[str, Any], model: AskedModel) -> Asked
     if route is COMPLETIONS:
         ends = _stop_ids(own_ends(given, model.card.stop_ids), given)
         prompt = _prompt(given, model)
-        return Asked({"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}, None, n)
+        payload = {"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}
+        echo = _echo(given)
+        if echo:  # the prompt is scored like the answer, and may be all that is asked
+            payload.setdefault("prompt_logprobs", settings.get("logprobs", 0))
+        return Asked(payload, None, n, echo=echo)
+    settings = openai_logprobs.settings_of_chat(settings, given)
     said = conversation_of(given)
     prompt, chat_ends = model.chat(said)
     ends = _stop_ids(own_ends(given, chat_ends), given)
@@ -127,7 +134,7 @@ def read_request(route: Route, body: Mapping[str, Any], model: AskedModel) -> As
         request.check_fits(model.card.limits)
     except RequestError as error:
         raise in_their_words(error) from error
-    return AskedRequest(request, asked.n, "seed" in asked.payload)
+    return AskedRequest(request, asked.n, "seed" in asked.payload, asked.echo)
 
 
 def conversation_of(body: Mapping[str, Any]) -> Conversation:
@@ -183,3 +190,10 @@ def _stop_ids(own: Sequence[int], body: Mapping[str, Any]) -> tuple[int, ...]:
 
 def _is_same(value: object, other: object) -> bool:
     return value == other and isinstance(value, bool) == isinstance(other, bool)  # to Python, true is 1
+
+
+def _echo(body: Mapping[str, Any]) -> bool:
+    echo = body.get("echo", False)
+    if not isinstance(echo, bool):
+        raise RequestError(f"echo must be true or false, got {shown(echo)}")
+    return echo

@@ -8,6 +8,8 @@ from typing import Any
 
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.results import Answer
+from minilab_gen.text import openai_logprobs
+from minilab_gen.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +22,10 @@ class Heading:
     """Unix time in seconds."""
     model: str
     seed: int | None
+    prompt: Sequence[int]
+    tokenizer: Tokenizer
+    echo: bool = False
+    """Whether the text of each answer begins with the prompt."""
 
 
 def completion_object(heading: Heading, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -56,10 +62,29 @@ def ending_of(end: EndEvent) -> dict[str, Any]:
 
 
 def _choice(index: int, given: Answer, heading: Heading) -> dict[str, Any]:
-    return {
+    text = heading.tokenizer.decode(heading.prompt) + given.text if heading.echo else given.text
+    choice: dict[str, Any] = {
         "index": index,
-        **({"message": {"role": "assistant", "content": given.text}} if heading.chats else {"text": given.text}),
+        **({"message": {"role": "assistant", "content": text}} if heading.chats else {"text": text}),
         **ending_of(given.end),
-        "logprobs": None,
+        "logprobs": _logprobs(given, text, heading),
         "token_ids": list(given.ids),
     }
+    if given.prompt_logprobs is not None and not heading.echo:
+        choice["prompt_logprobs"] = openai_logprobs.of_prompt(given.prompt_logprobs, heading.tokenizer)
+    return choice
+
+
+def _logprobs(given: Answer, text: str, heading: Heading) -> dict[str, Any] | None:
+    """Those of the text; None where none were asked for."""
+    if given.logprobs is None:
+        return None
+    prompt, tokenizer = tuple(heading.prompt), heading.tokenizer
+    if heading.chats:
+        return openai_logprobs.of_chat(given.ids, given.logprobs, tokenizer)
+    if heading.echo:
+        ids, listed = (*prompt, *given.ids), (*(given.prompt_logprobs or ()), *given.logprobs)
+        offsets = openai_logprobs.text_offsets(ids, text, tokenizer.decoder())
+        return openai_logprobs.of_completion(ids, listed, offsets, tokenizer)
+    offsets = openai_logprobs.text_offsets(given.ids, text, tokenizer.decoder(prompt))
+    return openai_logprobs.of_completion(given.ids, given.logprobs, offsets, tokenizer)

@@ -15,7 +15,6 @@ from chaos.checkpoint import references
 from chaos.fleet import FAST_KERNELS
 from chaos.server import BINARY
 from minilab_client.batch import waiting
-from minilab_gen.asked_model import AskedModel
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 from support.batch_files import answers_to, custom_ids, good_lines, openai, own, records, wait_for_lines, write_lines
@@ -24,6 +23,7 @@ from support.own_process import own_process
 from support.own_service import LIMIT, OwnService
 from support.waiting import wait_until
 
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.request import GenerationRequest
 

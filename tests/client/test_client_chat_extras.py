@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import redis
-from minilab_gen.asked_model import AskedModel
 from minilab_client.batch.line import BadLine, Line
 from support.batch_files import asked_model
 from support.client_program import client, fake_redis, queued
 
 from minilab_gen import api
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.jobs import fetch, request_of
