@@ -136,5 +136,5 @@ $(VENV)/.dev: $(VENV)/.worker | $(LIBRARY)
 	@echo "Installing what the checks need into $(VENV): torch is most of it, a minute or two when pip's cache is warm"
 	@test "$$(uname)" != Linux || test -z '$(TORCH_INDEX_URL)' || \
 		$(PIP) --no-deps --extra-index-url '$(TORCH_INDEX_URL)' torch
-	@$(PIP) -e '.[worker,train,dev]'
+	@$(PIP) -e '.[worker,gateway,train,dev]'
 	@touch $@

@@ -7,13 +7,13 @@ from contextlib import suppress
 
 import redis
 
-from minilab_client.batch.asked_model import AskedModel
 from minilab_client.dialogue import Dialogue, Question
 from minilab_client.exit_codes import ExitCode, say_end
 from minilab_client.follow import WaitingNotes
 from minilab_client.interrupts import uninterrupted
 from minilab_client.output import flush, say, write
 from minilab_gen.api import ended_by_name
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import check_settings, own_ends, request_fields
 from minilab_gen.protocol import endings

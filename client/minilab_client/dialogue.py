@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import chain
 
-from minilab_client.batch.asked_model import AskedModel
 from minilab_gen.api import chat_prompt
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError
 from minilab_gen.text.chat import Conversation, Message
 

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import redis
-from minilab_client.batch.asked_model import AskedModel
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
 from rq.job import Job
@@ -24,6 +23,7 @@ from support.client_program import client
 from support.references import reference_ids
 from support.waiting import wait_until
 
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.protocol import keys
 
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 from minilab_client.batch import jsonl, own_form
-from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import BadLine, Line
 from support.batch_files import asked_model, good_lines, openai, own, read_file, write_lines
 
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
 from minilab_gen.text.chat import ChatFormat
 
@@ -183,9 +183,13 @@ def test_a_line_that_breaks_a_rule_is_told_which(file: Path, line: dict[str, Any
         (openai("a", model="gpt-4"), "model must be base, which --model names, got 'gpt-4'"),
         (openai("a", tools=[]), "got 'tools'"),
         (openai("a", max_new_tokens=9), "got 'max_new_tokens'"),
-        (openai("a", n=2), "n is not offered here and must be 1 or null, got 2"),
-        (openai("a", n=True), "n is not offered here"),
-        (openai("a", logprobs=0), "logprobs is not offered here and must be null, got 0"),
+        (openai("a", n=65), "n must be a whole number from 1 to 64, got 65"),
+        (openai("a", n=True), "n must be a whole number from 1 to 64, got True"),
+        (openai("a", n=2, best_of=2), "best_of is not offered here and must be 1 or null, got 2"),
+        (openai("a", logprobs=21), "logprobs must be at most 20, got 21"),
+        (openai("a", logprobs=True), "logprobs must be an integer, got True"),
+        (openai("a", top_logprobs=2), "got 'top_logprobs'"),
+        (openai("a", echo=1), "echo must be true or false, got 1"),
         (openai("a", logit_bias={"5": 101}), "the logit_bias of 5 must be from -100 to 100, got 101.0"),
         (openai("a", logit_bias={"05": 1}), "logit_bias must have ids in plain digits as keys, got '05'"),
         (openai("a", logit_bias={"2048": 1}), "logit_bias ids must be below 2048, got 2048"),

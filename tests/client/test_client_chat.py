@@ -11,7 +11,6 @@ from dataclasses import replace
 import pytest
 import redis
 from chaos.checkpoint import CONTEXT, write_slow_checkpoint
-from minilab_client.batch.asked_model import AskedModel
 from minilab_client.dialogue import Dialogue
 from support.batch_files import asked_model
 from support.client_process import environment
@@ -19,6 +18,7 @@ from support.client_program import client, fake_redis
 from support.own_service import LIMIT, OwnService, own_service_of
 from support.terminal import CTRL_C, CTRL_D, ENTER, Terminal
 
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.jobs import fetch, request_of, view

@@ -15,7 +15,7 @@ import pytest
 import redis
 from chaos.fleet import FAST_KERNELS, LEASE
 from chaos.server import BINARY
-from minilab_worker.telemetry.logs import JsonLines, TextLines
+from minilab_gen.log_lines import JsonLines, TextLines
 from rq import Repeat, Retry
 from support.own_service import LIMIT, OwnService
 from support.waiting import wait_until

@@ -10,11 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from minilab_client.batch import openai_form, own_form
-from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.jsonl import RawLine, parse_object
 from minilab_client.batch.line import BadLine, Form, Line, custom_id_of, key_of, line_of
 from minilab_gen.api import ended_by_name
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError
+from minilab_gen.openai.bodies import CHAT_COMPLETIONS, in_their_words
 
 
 class LineReader:
@@ -49,7 +50,7 @@ class LineReader:
             line.request.check_fits(self._model.card.limits)
         except RequestError as error:
             if form != "minilab":
-                raise openai_form.in_their_words(error) from error
+                raise in_their_words(error) from error
             raise
         return line
 
@@ -63,4 +64,4 @@ class LineReader:
 def _form_of(fields: dict[str, Any]) -> Form:
     if not openai_form.MARKS & fields.keys():
         return "minilab"
-    return "openai-chat" if fields.get("url") == openai_form.CHAT_COMPLETIONS.url else "openai"
+    return "openai-chat" if fields.get("url") == CHAT_COMPLETIONS.url else "openai"

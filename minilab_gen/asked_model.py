@@ -1,4 +1,4 @@
-"""The model that a batch asks, as far as a client knows it."""
+"""A model that is asked, as far as whoever asks knows it: its card and its tokenizer."""
 
 from __future__ import annotations
 

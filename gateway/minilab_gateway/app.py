@@ -1,0 +1,84 @@
+"""The app: what is shared by its routes, and what each request passes on its way to them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
+
+import redis
+from fastapi import FastAPI, Request
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.types import ASGIApp
+
+from minilab_gateway.answers import Answers
+from minilab_gateway.api_keys import ApiKeys
+from minilab_gateway.completion_routes import CompletionRoutes
+from minilab_gateway.doors import REQUEST_ID, Access, BodyLimit, RequestLines
+from minilab_gateway.errors import ApiError, api_error, unforeseen
+from minilab_gateway.limits import Limits
+from minilab_gateway.metrics import Metrics
+from minilab_gateway.other_routes import health_router, model_router, token_router
+from minilab_gateway.service import Service
+from minilab_gateway.settings import GatewaySettings
+from minilab_gateway.stream_hub import StreamHub
+from minilab_gen.errors import MiniLabError
+from minilab_gen.protocol.connection import connect_async
+from minilab_gen.protocol.endings import settle
+from minilab_gen.version import VERSION
+
+
+def make_app(
+    settings: GatewaySettings, connection: redis.Redis, keys: ApiKeys | None, is_closing: Callable[[], bool]
+) -> ASGIApp:
+    """The whole app. It closes the connection at its end; ``is_closing`` tells whether that is near."""
+    service, metrics, limits = Service(connection, settings), Metrics(), Limits()
+    hub = StreamHub(connect_async(settings.redis_url), lambda job_id: settle(connection, job_id))
+
+    @asynccontextmanager
+    async def life(_: FastAPI) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            stack.enter_context(closing(service))
+            await stack.enter_async_context(aclosing(hub.connection))
+            await stack.enter_async_context(hub)
+            yield
+
+    app = FastAPI(
+        title="MiniLab Gen",
+        version=VERSION,
+        summary="Exact, durable text generation behind OpenAI's routes.",
+        lifespan=life,
+        root_path=settings.root_path,
+        redoc_url=None,
+    )
+    answers = Answers(service, hub, metrics, is_closing)
+    app.include_router(CompletionRoutes(service, answers, limits, settings).router())
+    app.include_router(model_router(service))
+    app.include_router(token_router(service))
+    app.include_router(health_router(service, hub, metrics))
+    for kind in (ApiError, HTTPException, MiniLabError, redis.RedisError):
+        app.add_exception_handler(kind, _told)
+    app.add_exception_handler(Exception, _unforeseen)
+    doors: ASGIApp = BodyLimit(app, settings.max_body)
+    doors = Access(doors, keys, limits, settings.root_path)
+    doors = RequestLines(doors, metrics)
+    return CORSMiddleware(  # outermost, so that a page may read errors, too
+        doors,
+        allow_origins=settings.cors_origins,
+        allow_methods=["GET", "POST"],
+        allow_headers=["Authorization", "Content-Type", "Last-Event-ID", settings.idempotency_header, REQUEST_ID],
+        expose_headers=["Retry-After", REQUEST_ID],
+    )
+
+
+async def _told(_: Request, error: Exception) -> Response:
+    known = api_error(error)
+    if known is None:
+        raise error
+    return known.response()
+
+
+async def _unforeseen(request: Request, _: Exception) -> Response:
+    """What a client is told; the error goes on to the log."""
+    return unforeseen(request.scope["minilab.request_id"]).response()

@@ -1,0 +1,148 @@
+"""A completion's stream of server-sent events, made of the events of its jobs.
+
+Whatever process writes them, and whenever, the same tokens give the same bytes: each token has a chunk of its own, and
+the event's ``id`` is the number of the token in its answer, with several answers one number for each, between dots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from minilab_gateway.completion import Completion
+from minilab_gateway.errors import ApiError
+from minilab_gateway.json_bytes import encoded
+from minilab_gen.openai.objects import ending_of, usage_of
+from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
+from minilab_gen.text.openai_logprobs import of_chat, of_completion
+from minilab_gen.text.stream_decoder import StreamDecoder
+
+DONE: Final = b"data: [DONE]\n\n"
+
+
+def event(data: dict[str, Any], event_id: str | None = None) -> bytes:
+    """One server-sent event. JSON has no line breaks of its own."""
+    head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
+    return head + b"data: " + encoded(data) + b"\n\n"
+
+
+def error_event(error: ApiError) -> bytes:
+    """What ends a stream that failed: OpenAI's clients raise it."""
+    return event(error.body())
+
+
+def failure(end: EndEvent) -> ApiError:
+    """What is said about a job that failed."""
+    reason = end.error or "no reason was recorded"
+    return ApiError(500, f"the job failed after {end.tokens} tokens: {reason}", code="job_failed")
+
+
+@dataclass(slots=True)
+class _Choice:
+    """One answer, as far as it has come."""
+
+    index: int
+    seen: int
+    """The number of the last event that the client has seen."""
+    number: int = 0
+    end: EndEvent | None = None
+    decoder: StreamDecoder | None = None
+    offset: int = 0
+    """Where the next token begins in the text; counted where logprobs want to know it."""
+
+
+class Chunks:
+    """Writes the stream of one completion from any position on."""
+
+    def __init__(self, completion: Completion, seen: Sequence[int] | None) -> None:
+        """``seen`` are the numbers in the id of the last event that the client has seen, None for none."""
+        self._completion = completion
+        self._is_chat = completion.note.route == "chat"
+        self._begins = seen is None
+        numbers = seen or [0] * len(completion.job_ids)
+        self._choices = [_Choice(index, number) for index, number in enumerate(numbers)]
+
+    def first(self) -> bytes:
+        """What is known before any token: whose words follow."""
+        if not (self._is_chat and self._begins):
+            return b""
+        roles = [self._chunk(choice, {"role": "assistant", "content": ""}, None, None) for choice in self._choices]
+        return b"".join([*map(event, roles[:-1]), event(roles[-1], self._position())])
+
+    def of_events(self, index: int, events: Iterable[Event]) -> bytes:
+        """The chunks of events of one answer. Raises ApiError for an answer that failed."""
+        choice = self._choices[index]
+        return b"".join(
+            [self._of_token(choice, e) if isinstance(e, TokenEvent) else self._of_end(choice, e) for e in events]
+        )
+
+    def last(self) -> bytes:
+        """What follows when all answers have ended."""
+        if not self._completion.note.usage or self._is_all_seen():
+            return DONE
+        ends = [choice.end for choice in self._choices if choice.end is not None]
+        chunk = {**self._head(), "choices": [], "usage": usage_of(ends)}
+        for choice in self._choices:
+            choice.number += 1
+        return event(chunk, self._position()) + DONE
+
+    def _is_all_seen(self) -> bool:
+        return all(choice.seen > choice.number for choice in self._choices)
+
+    def _of_token(self, choice: _Choice, token: TokenEvent) -> bytes:
+        choice.number = token.number
+        logprobs = self._logprobs(choice, token)
+        if token.number <= choice.seen:
+            return b""
+        content = {"content": token.text} if self._is_chat else token.text
+        return event(self._chunk(choice, content, logprobs, [token.token_id]), self._position())
+
+    def _of_end(self, choice: _Choice, end: EndEvent) -> bytes:
+        if end.reason == "error":
+            raise failure(end)
+        choice.number, choice.end = end.number, end
+        if end.number <= choice.seen:
+            return b""
+        rest = b""
+        if end.text:  # without an id: it is sent again with the end, until that has arrived
+            rest = event(self._chunk(choice, {"content": end.text} if self._is_chat else end.text, None, []))
+        last = self._chunk(choice, {} if self._is_chat else "", None, [])
+        last["choices"][0].update(ending_of(end))
+        return rest + event(last, self._position())
+
+    def _logprobs(self, choice: _Choice, token: TokenEvent) -> dict[str, Any] | None:
+        if token.logprobs is None:
+            return None
+        ids, listed, tokenizer = [token.token_id], [token.logprobs], self._completion.tokenizer
+        if self._is_chat:
+            return of_chat(ids, listed, tokenizer)
+        if choice.decoder is None:
+            choice.decoder = tokenizer.decoder(self._completion.prompt)
+        offset = choice.offset
+        choice.offset += len(choice.decoder.push(token.token_id))
+        return of_completion(ids, listed, [offset], tokenizer)
+
+    def _chunk(self, choice: _Choice, content: Any, logprobs: Any, ids: list[int] | None) -> dict[str, Any]:
+        fields: dict[str, Any] = {
+            "index": choice.index,
+            ("delta" if self._is_chat else "text"): content,
+            "logprobs": logprobs,
+            "finish_reason": None,
+        }
+        if ids is not None:
+            fields["token_ids"] = ids
+        usage = {"usage": None} if self._completion.note.usage else {}
+        return {**self._head(), "choices": [fields], **usage}
+
+    def _head(self) -> dict[str, Any]:
+        completion = self._completion
+        return {
+            "id": completion.public_id,
+            "object": "chat.completion.chunk" if self._is_chat else "text_completion",
+            "created": completion.note.created,
+            "model": completion.model,
+        }
+
+    def _position(self) -> str:
+        return ".".join(str(max(choice.number, choice.seen)) for choice in self._choices)

@@ -1,0 +1,166 @@
+"""What every request passes before a route sees it: its id and its line in the log, its key, the size of its body.
+
+Pure ASGI, since middleware that wraps responses hides that a client has gone away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import secrets
+import time
+from typing import Any, Final
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from minilab_gateway.api_keys import NO_KEY, ApiKey, ApiKeys
+from minilab_gateway.errors import ApiError, api_error, unforeseen
+from minilab_gateway.limits import Limits
+from minilab_gateway.metrics import Metrics
+
+_log = logging.getLogger(__name__)
+
+OPEN_PATHS: Final = frozenset({"/health", "/ready"})
+"""What is answered without a key: whether the process is well. They tell nothing about models or jobs."""
+
+REQUEST_ID: Final = "X-Request-Id"
+_REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")
+
+BODY_SECONDS: Final = 60.0
+"""In which a body must have come: the largest, over a slow line."""
+
+
+def key_of(scope: Scope) -> ApiKey:
+    """The key with which a request came in."""
+    key = scope["minilab.key"]
+    assert isinstance(key, ApiKey)
+    return key
+
+
+class RequestLines:
+    """Gives each request an id and a line of the log; what nobody foresaw becomes an error that tells nothing."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
+        self._app, self._metrics = app, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = Headers(scope=scope).get(REQUEST_ID, "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else f"req-{secrets.token_hex(8)}"
+        scope["minilab.request_id"] = request_id
+        began, status = time.perf_counter(), 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                MutableHeaders(scope=message)[REQUEST_ID] = request_id
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_with_id)
+        except Exception as error:  # noqa: BLE001 - the client is told, and the log
+            known = api_error(error)
+            if known is None:
+                _log.exception("%s: a request failed", request_id)
+                known = unforeseen(request_id)
+            if not status:
+                await known.response()(scope, receive, send_with_id)
+        finally:
+            self._metrics.count_request(_route_of(scope), status)
+            took = 1000 * (time.perf_counter() - began)
+            name = key_of(scope).name if "minilab.key" in scope else ""
+            _log.info(
+                "%s %s %s %d %.0f ms%s",
+                request_id,
+                scope["method"],
+                scope["path"][:200],
+                status,
+                took,
+                f" key {name}" if name else "",
+                extra={"request_id": request_id, "status": status},
+            )
+
+
+class Access:
+    """Lets in who shows a key. All paths need one but a short list, so that no alias of a route lets one through."""
+
+    def __init__(self, app: ASGIApp, keys: ApiKeys | None, limits: Limits, root_path: str) -> None:
+        """``keys`` is None where none are asked for."""
+        self._app, self._keys, self._limits, self._root_path = app, keys, limits, root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self._app(scope, receive, send)
+            return
+        if scope["type"] != "http":  # nothing here speaks anything else
+            await send({"type": "websocket.close", "code": 1008})
+            return
+        scope["minilab.key"] = NO_KEY
+        if self._keys is not None and scope["path"].removeprefix(self._root_path) not in OPEN_PATHS:
+            key = self._found(self._keys, Headers(scope=scope))
+            if key is None:
+                raise ApiError(
+                    401,
+                    "a request must show one key that is known here: Authorization: Bearer KEY",
+                    code="invalid_api_key",
+                    headers={"WWW-Authenticate": "Bearer"},
+                )
+            scope["minilab.key"] = key
+            self._limits.count_request(key)
+        await self._app(scope, receive, send)
+
+    @staticmethod
+    def _found(keys: ApiKeys, headers: Headers) -> ApiKey | None:
+        given = [value for name, value in headers.raw if name == b"authorization"]
+        scheme, _, shown = given[0].partition(b" ") if len(given) == 1 else (b"", b"", b"")
+        return keys.find(shown.strip(b" ")) if scheme.lower() == b"bearer" else None
+
+
+class BodyLimit:
+    """Refuses a body that is too large, as soon as that is known, compressed, or slower than anybody needs."""
+
+    def __init__(self, app: ASGIApp, most: int) -> None:
+        self._app, self._most = app, most
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        if headers.get("content-encoding", "identity") != "identity":
+            raise ApiError(415, "a body must not be compressed", code="unsupported_content_encoding")
+        length = headers.get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length) > self._most:
+            raise self._too_large()
+        read, is_whole = 0, False
+        until = time.monotonic() + BODY_SECONDS
+
+        async def limited() -> Message:
+            nonlocal read, is_whole
+            if is_whole:
+                return await receive()
+            try:
+                async with asyncio.timeout(until - time.monotonic()):
+                    message: dict[str, Any] = dict(await receive())
+            except TimeoutError:
+                raise ApiError(408, f"a body must come within {BODY_SECONDS:.0f} s") from None
+            read += len(message.get("body", b""))
+            if read > self._most:
+                raise self._too_large()
+            is_whole = not message.get("more_body", False)
+            return message
+
+        await self._app(scope, limited, send)
+
+    def _too_large(self) -> ApiError:
+        return ApiError(413, f"a body must have at most {self._most} bytes, got more", code="body_too_large")
+
+
+def _route_of(scope: Scope) -> str:
+    """The route that answered, as the app spells it; so that no client can make up names of metrics."""
+    return getattr(scope.get("route"), "path", "none")

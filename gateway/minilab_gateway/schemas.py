@@ -1,0 +1,124 @@
+"""What ``/docs`` says about bodies, made of the tables by which they are checked."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from minilab_gen.openai.bodies import Route
+
+_NUMBER: Final = {"type": "number"}
+_INTEGER: Final = {"type": "integer"}
+_TRUTH: Final = {"type": "boolean"}
+_TEXT: Final = {"type": "string"}
+_OBJECT: Final = {"type": "object"}
+_TEXTS: Final = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
+_IDS: Final = {"type": "array", "items": _INTEGER}
+
+FIELDS: Final[dict[str, dict[str, Any]]] = {
+    "model": {**_TEXT, "description": "One of those that GET /v1/models lists."},
+    "prompt": {"anyOf": [_TEXT, _IDS], "description": "A text, or token ids."},
+    "messages": {"type": "array", "items": _OBJECT, "description": "Objects with role and content."},
+    "tools": {"type": "array", "items": _OBJECT, "description": "Handed to the model's chat template."},
+    "chat_template_kwargs": {**_OBJECT, "description": "Variables of the chat template, such as enable_thinking."},
+    "n": {**_INTEGER, "minimum": 1, "description": "Answers to the one prompt."},
+    "max_tokens": {**_INTEGER, "description": "New tokens at most."},
+    "max_completion_tokens": {**_INTEGER, "description": "The newer name of max_tokens."},
+    "temperature": {**_NUMBER, "minimum": 0, "description": "By default 1; 0 is greedy."},
+    "top_k": {**_INTEGER, "description": "Keep the k most probable tokens."},
+    "top_p": {**_NUMBER, "description": "Keep the most probable tokens up to this probability together."},
+    "min_p": {**_NUMBER, "description": "Keep tokens at least so probable, relative to the most probable one."},
+    "seed": {**_INTEGER, "minimum": 0, "description": "The same seed gives the same answer."},
+    "stop": {**_TEXTS, "description": "Texts before which the answer ends."},
+    "stop_token_ids": {**_IDS, "description": "Ids that end the answer, besides the model's own."},
+    "include_stop_str_in_output": {**_TRUTH, "description": "Whether the answer keeps the stop text that ended it."},
+    "ignore_eos": {**_TRUTH, "description": "Go on behind the model's own stop ids."},
+    "logprobs": {"anyOf": [_TRUTH, _INTEGER], "description": "In a chat whether, in a completion how many."},
+    "top_logprobs": {**_INTEGER, "description": "In a chat, how many tokens are listed with each logprob."},
+    "prompt_logprobs": {**_INTEGER, "description": "The same for the tokens of the prompt."},
+    "presence_penalty": _NUMBER,
+    "frequency_penalty": _NUMBER,
+    "repetition_penalty": _NUMBER,
+    "logit_bias": {**_OBJECT, "description": "Ids, as texts, and what is added to their logits."},
+    "min_tokens": {**_INTEGER, "description": "Tokens before which nothing ends the answer."},
+    "bad_words": {"type": "array", "items": _TEXT, "description": "Texts that are avoided."},
+    "stream": {**_TRUTH, "description": "Send each token as it comes, as a server-sent event."},
+    "stream_options": {**_OBJECT, "description": '{"include_usage": true} ends a stream with the counts of tokens.'},
+    "store": {**_TRUTH, "description": "Whether the answer is made even if the client goes away."},
+}
+"""What there is to say about a field; one that is not here takes what docs/http.md says."""
+
+_HTTP: Final = ("stream", "stream_options", "store")
+
+
+def body_schema(route: Route) -> dict[str, Any]:
+    """The schema of a body, with each field that is not refused."""
+    names = dict.fromkeys((*route.fields, *_HTTP))
+    properties = {name: FIELDS.get(name, {}) for name in names}
+    for name in (*route.off, *route.ignored):
+        if name not in properties:
+            values = route.off.get(name)
+            meaning = "Changes nothing." if values is None else "Not offered yet: only the value that switches it off."
+            properties[name] = {"description": meaning}
+    needed = ["model", "prompt" if "prompt" in names else "messages"]
+    return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
+
+
+def _as_body(schema: dict[str, Any]) -> dict[str, Any]:
+    return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
+
+
+def request_body(route: Route) -> dict[str, Any]:
+    key = {
+        "name": "Idempotency-Key",
+        "in": "header",
+        "schema": _TEXT,
+        "description": "A request that comes again with the same one attaches to the first one's jobs.",
+    }
+    return {**_as_body(body_schema(route)), "parameters": [key]}
+
+
+RESUME: Final[dict[str, Any]] = {
+    "parameters": [
+        {"name": "stream", "in": "query", "schema": _TRUTH, "description": "As server-sent events, not as a whole."},
+        {
+            "name": "starting_after",
+            "in": "query",
+            "schema": _TEXT,
+            "description": "The id of the last event that was seen; Last-Event-ID says the same.",
+        },
+    ]
+}
+
+RESPONSES: Final[dict[int | str, dict[str, Any]]] = {
+    200: {
+        "description": "The answer: an object, or a stream of chunks.",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    },
+    "default": {
+        "description": "OpenAI's error object.",
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "error": {
+                            "type": "object",
+                            "properties": {"message": _TEXT, "type": _TEXT, "param": {}, "code": {}},
+                        }
+                    },
+                }
+            }
+        },
+    },
+}
+
+TOKENIZE: Final = _as_body(
+    {
+        "type": "object",
+        "properties": {name: FIELDS[name] for name in ("model", "prompt", "messages", "tools", "chat_template_kwargs")},
+        "required": ["model"],
+    }
+)
+DETOKENIZE: Final = _as_body(
+    {"type": "object", "properties": {"model": FIELDS["model"], "tokens": _IDS}, "required": ["model", "tokens"]}
+)

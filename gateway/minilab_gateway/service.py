@@ -1,0 +1,214 @@
+"""All that the gateway asks of the queue, in threads.
+
+redis-py and RQ block, and a large prompt takes long to take apart: the event loop only waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import partial
+from threading import Lock
+from typing import Any, Final, ParamSpec, TypeVar
+
+import orjson
+import redis
+from redis.exceptions import RedisError
+
+from minilab_gateway.completion import Completion, Found, find
+from minilab_gateway.errors import ApiError
+from minilab_gateway.notes import Note, RouteName
+from minilab_gateway.settings import GatewaySettings
+from minilab_gen.asked_model import AskedModel
+from minilab_gen.errors import DuplicateJobError, MiniLabError, UnknownModelError
+from minilab_gen.openai.bodies import AskedRequest, Route
+from minilab_gen.protocol import keys
+from minilab_gen.protocol.cards import ModelCard, all_cards, read_card, read_tokenizer
+from minilab_gen.protocol.endings import cancel
+from minilab_gen.protocol.groups import job_ids_of, requests_of
+from minilab_gen.protocol.jobs import workers_alive
+from minilab_gen.protocol.results import JobResult, fingerprint_of, result
+from minilab_gen.protocol.streams import stream_length
+from minilab_gen.protocol.submission import Submission, draw_seed, enqueue_answers
+from minilab_gen.text.tokenizer import Tokenizer
+
+_log = logging.getLogger(__name__)
+
+_THREADS: Final = 16
+"""Calls that are under way at once, each with a connection: what Redis takes in a few milliseconds."""
+
+_TOKENIZERS: Final = 8
+"""Tokenizers that are kept, each some 10 to 100 MB: a gateway serves few models."""
+
+_LOOK_SECONDS: Final = 0.2
+"""Between looks for a worker that may come."""
+
+Parameters = ParamSpec("Parameters")
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """A request as it came in over HTTP."""
+
+    route: Route
+    name: RouteName
+    body: Mapping[str, Any]
+    """Without what HTTP alone is about."""
+    owner: str
+    idempotency_key: str | None
+    usage: bool
+    digest: str
+    """Of the whole body."""
+
+
+class Service:
+    """The one connection of a process to Redis, for everything but streams."""
+
+    def __init__(self, connection: redis.Redis, settings: GatewaySettings) -> None:
+        self._connection, self._settings = connection, settings
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway")
+        self._tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()
+        self._loading = Lock()
+
+    def close(self) -> None:
+        """Wait for what is under way, cancels above all."""
+        self._threads.shutdown()
+        self._connection.close()
+
+    async def run(
+        self, call: Callable[Parameters, Result], *args: Parameters.args, **named: Parameters.kwargs
+    ) -> Result:
+        """Call something that blocks."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, partial(call, *args, **named))
+
+    def ping(self) -> None:
+        self._connection.ping()
+
+    def cards(self) -> list[ModelCard]:
+        return all_cards(self._connection)
+
+    def model(self, name: object) -> AskedModel:
+        """A model by the name in a body. Raises ApiError, UnknownModelError."""
+        if not isinstance(name, str) or not name:
+            raise ApiError(400, "a request must name a model; GET /v1/models lists them", param="model")
+        plain = keys.without_owner(name)
+        try:
+            keys.check_model_name(plain)
+        except MiniLabError as error:
+            raise UnknownModelError(f"no model can have this name: {error}") from error
+        card = read_card(self._connection, plain)
+        return AskedModel(card, self._tokenizer(card))
+
+    def _tokenizer(self, card: ModelCard) -> Tokenizer:
+        with self._loading:  # so that many requests at once load it once
+            known = self._tokenizers.get(card.tokenizer)
+            if known is None:
+                known = self._tokenizers[card.tokenizer] = read_tokenizer(self._connection, card)
+            self._tokenizers.move_to_end(card.tokenizer)
+            while len(self._tokenizers) > _TOKENIZERS:
+                self._tokenizers.popitem(last=False)
+            return known
+
+    async def wait_for_worker(self, model: str) -> None:
+        """Raises ApiError where no worker of a model comes in the time that is given to it."""
+        give_up = time.monotonic() + self._settings.queue_wait
+        while not await self.run(workers_alive, self._connection, keys.queue_name(model)):
+            left = give_up - time.monotonic()
+            if left <= 0:
+                raise ApiError(
+                    503,
+                    f"no worker serves the model {model} now; try again, or start one",
+                    code="no_worker",
+                    retry_after=_LOOK_SECONDS,
+                )
+            await asyncio.sleep(min(_LOOK_SECONDS, left))
+
+    def submit(self, wish: Wish, asked: AskedRequest, model: AskedModel) -> Completion:
+        """Put the jobs of a request into the queue, or find those that its first try put there."""
+        settings = self._settings
+        name = _name_of(wish)
+        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo)
+        submission = Submission(
+            model=model.card.name,
+            job_id=name,
+            timeout=settings.timeout,
+            max_queued=settings.max_queued,
+            notes={"gateway": note.to_json()},
+        )
+        request = asked.request if asked.has_seed else asked.request.with_seed(draw_seed())
+        try:
+            enqueue_answers(self._connection, requests_of(request, asked.n), submission)
+        except DuplicateJobError:
+            if wish.idempotency_key is None:
+                raise
+            return self._first_try(wish, name)
+        job_ids = tuple(job_ids_of(name, asked.n))
+        return Completion(Found(name, job_ids, model.card.name, request.prompt, note), model.tokenizer)
+
+    def find_first_try(self, wish: Wish) -> Completion | None:
+        """The completion that an earlier request with the same Idempotency-Key has made. Raises ApiError."""
+        if wish.idempotency_key is None:
+            return None
+        name = _name_of(wish)
+        found = find(self._connection, name, wish.name, wish.owner)
+        return None if found is None else self._checked(found, wish)
+
+    def _first_try(self, wish: Wish, name: str) -> Completion:
+        found = find(self._connection, name, wish.name, wish.owner)
+        if found is None:
+            raise ApiError(409, "this Idempotency-Key was used on another route", code="idempotency_key_in_use")
+        return self._checked(found, wish)
+
+    def _checked(self, found: Found, wish: Wish) -> Completion:
+        if found.note.digest != wish.digest:
+            raise ApiError(409, "this Idempotency-Key came with another body before", code="idempotency_key_in_use")
+        return self._completion(found)
+
+    def _completion(self, found: Found) -> Completion:
+        return Completion(found, self.model(found.model).tokenizer)
+
+    def find(self, given: str, name: RouteName, owner: str) -> Completion | None:
+        """A completion by its id; None where it is unknown or another's."""
+        found = find(self._connection, given, name, owner)
+        return None if found is None else self._completion(found)
+
+    def results(self, job_ids: Sequence[str]) -> tuple[list[JobResult | None], str | None]:
+        """The answers of jobs, and the fingerprint of the model that gave them."""
+        return [result(self._connection, each) for each in job_ids], fingerprint_of(self._connection, job_ids[0])
+
+    def lengths(self, job_ids: Sequence[str]) -> list[int]:
+        """The number of the last event that a client can have seen of each answer: after the end comes the usage."""
+        found = [stream_length(self._connection, each) for each in job_ids]
+        return [tokens if end is None else end.number + 1 for tokens, end in found]
+
+    def cancel(self, job_ids: Sequence[str]) -> None:
+        for job_id in job_ids:
+            try:
+                cancel(self._connection, job_id)
+            except (MiniLabError, RedisError) as error:
+                _log.warning("job %s cannot be cancelled: %s", job_id, error, extra={"job_id": job_id})
+
+    def cancel_soon(self, job_ids: Sequence[str]) -> None:
+        """Cancel them beside, as their client does not wait any more."""
+        self._threads.submit(self.cancel, job_ids)
+
+
+def digest_of(body: Mapping[str, Any]) -> str:
+    """Equal bodies have equal digests, in whatever order their fields are."""
+    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+
+
+def _name_of(wish: Wish) -> str:
+    """The id for the job: from the key that makes a retry find it, which each owner has for themselves."""
+    if wish.idempotency_key is None:
+        return secrets.token_hex(12)
+    words = b"\0".join(word.encode() for word in (wish.owner, wish.idempotency_key))
+    return hashlib.sha256(words).hexdigest()[:32]

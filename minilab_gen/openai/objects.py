@@ -1,0 +1,90 @@
+"""Answers as OpenAI's objects, with ``stop_reason`` of vLLM, and ``token_ids`` and ``seed`` of ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from minilab_gen.protocol.events import EndEvent
+from minilab_gen.protocol.results import Answer
+from minilab_gen.text import openai_logprobs
+from minilab_gen.text.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, slots=True)
+class Heading:
+    """What an object says beside the answers."""
+
+    object_id: str
+    chats: bool
+    created: int
+    """Unix time in seconds."""
+    model: str
+    seed: int | None
+    prompt: Sequence[int]
+    tokenizer: Tokenizer
+    echo: bool = False
+    """Whether the text of each answer begins with the prompt."""
+
+
+def completion_object(heading: Heading, answers: Sequence[Answer]) -> dict[str, Any]:
+    """The whole object: a choice for each answer."""
+    return {
+        "id": heading.object_id,
+        "object": "chat.completion" if heading.chats else "text_completion",
+        "created": heading.created,
+        "model": heading.model,
+        "system_fingerprint": answers[0].fingerprint,
+        "choices": [_choice(index, answer, heading) for index, answer in enumerate(answers)],
+        "usage": usage_of([answer.end for answer in answers]),
+        "seed": heading.seed,
+    }
+
+
+def usage_of(ends: Sequence[EndEvent]) -> dict[str, int]:
+    """What was read once, and written for all answers."""
+    prompt_tokens, tokens = ends[0].prompt_tokens, sum(end.tokens for end in ends)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": tokens,
+        "total_tokens": prompt_tokens + tokens,
+    }
+
+
+def ending_of(end: EndEvent) -> dict[str, Any]:
+    """Why an answer ended. OpenAI has no word for one that was cut off: ``stop_reason`` says it."""
+    reason = end.reason if end.reason in ("cancelled", "timeout") else end.stop_text
+    return {
+        "finish_reason": "stop" if end.reason == "stop" else "length",
+        **({} if reason is None else {"stop_reason": reason}),
+    }
+
+
+def _choice(index: int, given: Answer, heading: Heading) -> dict[str, Any]:
+    text = heading.tokenizer.decode(heading.prompt) + given.text if heading.echo else given.text
+    choice: dict[str, Any] = {
+        "index": index,
+        **({"message": {"role": "assistant", "content": text}} if heading.chats else {"text": text}),
+        **ending_of(given.end),
+        "logprobs": _logprobs(given, text, heading),
+        "token_ids": list(given.ids),
+    }
+    if given.prompt_logprobs is not None and not heading.echo:
+        choice["prompt_logprobs"] = openai_logprobs.of_prompt(given.prompt_logprobs, heading.tokenizer)
+    return choice
+
+
+def _logprobs(given: Answer, text: str, heading: Heading) -> dict[str, Any] | None:
+    """Those of the text; None where none were asked for."""
+    if given.logprobs is None:
+        return None
+    prompt, tokenizer = tuple(heading.prompt), heading.tokenizer
+    if heading.chats:
+        return openai_logprobs.of_chat(given.ids, given.logprobs, tokenizer)
+    if heading.echo:
+        ids, listed = (*prompt, *given.ids), (*(given.prompt_logprobs or ()), *given.logprobs)
+        offsets = openai_logprobs.text_offsets(ids, text, tokenizer.decoder())
+        return openai_logprobs.of_completion(ids, listed, offsets, tokenizer)
+    offsets = openai_logprobs.text_offsets(given.ids, text, tokenizer.decoder(prompt))
+    return openai_logprobs.of_completion(given.ids, given.logprobs, offsets, tokenizer)

@@ -1,0 +1,1 @@
+"""Tests of the HTTP interface, and what they share."""
