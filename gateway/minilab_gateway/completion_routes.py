@@ -72,6 +72,15 @@ class CompletionRoutes:
                 response_class=Response,
                 operation_id=f"get_{name}_completion",
             )
+            router.add_api_route(
+                f"{route.url}/{{completion_id}}/cancel",
+                self._cancelling(name),
+                methods=["POST"],
+                summary="Ask that it stops; what there is of it stays",
+                responses=schemas.RESPONSES,
+                response_class=Response,
+                operation_id=f"cancel_{name}_completion",
+            )
         return router
 
     def _post(self, name: RouteName) -> Any:
@@ -85,6 +94,18 @@ class CompletionRoutes:
             return await self._resume(request, name, completion_id)
 
         return resume
+
+    def _cancelling(self, name: RouteName) -> Any:
+        async def cancel(request: Request, completion_id: str) -> Response:
+            completion = await self._found(request, name, completion_id)
+            await self._service.run(self._service.cancel, completion.job_ids)
+            return Response(
+                encoded({"id": completion.public_id, "object": "completion.cancelled"}),
+                202,
+                media_type="application/json",
+            )
+
+        return cancel
 
     async def _create(self, request: Request, name: RouteName) -> Response:
         began = time.perf_counter()
@@ -117,9 +138,7 @@ class CompletionRoutes:
         return await self._service.run(self._service.submit, wish, asked, model)
 
     async def _resume(self, request: Request, name: RouteName, completion_id: str) -> Response:
-        completion = await self._service.run(self._service.find, completion_id, name, key_of(request.scope).name)
-        if completion is None:
-            raise unknown_completion(completion_id[:100])
+        completion = await self._found(request, name, completion_id)
         seen = await self._seen(request, completion)
         delivery = Delivery(completion, stays=True)
         if _is_true(request, "stream"):
@@ -129,6 +148,12 @@ class CompletionRoutes:
         if seen is not None:
             raise ApiError(400, "starting_after goes with stream=true", param="starting_after")
         return await self._whole(request, delivery, time.perf_counter())
+
+    async def _found(self, request: Request, name: RouteName, completion_id: str) -> Completion:
+        completion = await self._service.run(self._service.find, completion_id, name, key_of(request.scope).name)
+        if completion is None:
+            raise unknown_completion(completion_id[:100])
+        return completion
 
     async def _whole(self, request: Request, delivery: Delivery, began: float) -> Response:
         try:

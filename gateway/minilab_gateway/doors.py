@@ -19,11 +19,13 @@ from minilab_gateway.api_keys import NO_KEY, ApiKey, ApiKeys
 from minilab_gateway.errors import ApiError, api_error, unforeseen
 from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
+from minilab_gateway.page import PATHS
 
 _log = logging.getLogger(__name__)
 
-OPEN_PATHS: Final = frozenset({"/health", "/ready"})
-"""What is answered without a key: whether the process is well. They tell nothing about models or jobs."""
+OPEN_PATHS: Final = frozenset({"/health", "/ready"}) | PATHS
+"""What is answered without a key: whether the process is well, and the page's files. They tell nothing about models or
+jobs."""
 
 REQUEST_ID: Final = "X-Request-Id"
 _REQUEST_ID: Final = re.compile(r"[A-Za-z0-9_.:-]{1,128}")

@@ -1,5 +1,5 @@
-// Requests to the gateway. A request has an Idempotency-Key, so the same one, sent again after whatever cut it off,
-// attaches to the job that it started; Last-Event-ID says which events are here already.
+// Requests to the gateway. A request has an Idempotency-Key, so its job goes on whatever cuts the connection off, and is
+// found again by the same request, or by its id from any event on.
 
 let key = "";
 
@@ -35,30 +35,23 @@ export async function cancel(path, id) {
 
 const LONGEST_PAUSE = 5000;
 
-// Follow one answer to its end, over any number of connections. `request` holds path, body and key; `seen` is the last
-// event that is here; `onEvent(chunk, id)` gets each further one. Ends when `signal` aborts.
-export async function follow(request, seen, onEvent, onWaiting, signal) {
+// Follow one answer to its end, over any number of connections. `request` holds path, body and key; `onEvent(chunk)`
+// gets each event once. Ends when `signal` aborts.
+export async function follow(request, onEvent, onWaiting, signal) {
+  let seen = ""; // the last event that is here, and the id of the answer
+  let id = "";
   for (let pause = 250; ; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
     try {
-      const response = await fetch(request.path, {
-        method: "POST",
-        headers: headers({
-          "Content-Type": "application/json",
-          "Idempotency-Key": request.key,
-          ...(seen ? { "Last-Event-ID": seen } : {}),
-        }),
-        body: JSON.stringify(request.body),
-        signal,
-      });
-      await checked(response);
+      const response = await checked(await (seen ? rest(request, id, seen, signal) : asked(request, signal)));
       onWaiting("");
       for await (const event of events(response.body)) {
         if (event.data === "[DONE]") return;
         const chunk = JSON.parse(event.data);
         if (chunk.error) throw new ApiError(500, chunk.error.message);
-        seen = event.id || seen;
+        id = chunk.id;
+        if (event.id) seen = event.id;
         pause = 250;
-        onEvent(chunk, seen);
+        onEvent(chunk);
       }
     } catch (error) {
       if (signal.aborted) return;
@@ -68,6 +61,21 @@ export async function follow(request, seen, onEvent, onWaiting, signal) {
     onWaiting("The connection was lost. The answer goes on; it is asked for again …");
     await new Promise((done) => setTimeout(done, pause));
   }
+}
+
+// Sent again, it attaches to the job that it started.
+function asked(request, signal) {
+  return fetch(request.path, {
+    method: "POST",
+    headers: headers({ "Content-Type": "application/json", "Idempotency-Key": request.key }),
+    body: JSON.stringify(request.body),
+    signal,
+  });
+}
+
+function rest(request, id, seen, signal) {
+  const query = new URLSearchParams({ stream: "true", starting_after: seen });
+  return fetch(`${request.path}/${encodeURIComponent(id)}?${query}`, { headers: headers(), signal });
 }
 
 // The events of a text/event-stream.

@@ -32,7 +32,7 @@ class Side {
     turn.text = "";
     let last = null;
     try {
-      await follow(turn.request, "", (chunk) => {
+      await follow(turn.request, (chunk) => {
         const { text, logprobs, reason } = taken(chunk);
         turn.id = chunk.id;
         turn.text += text;
@@ -40,7 +40,7 @@ class Side {
         last = reason ?? last;
         place.parentElement.scrollTop = place.parentElement.scrollHeight;
       }, notice, aborting.signal);
-      answer.finish(aborting.signal.aborted ? "stopped" : last);
+      answer.finish(turn.stopped || aborting.signal.aborted ? "stopped" : last);
     } catch (error) {
       answer.fail(error.message);
       if (error instanceof ApiError && error.status === 401) askForKey();
@@ -54,6 +54,7 @@ class Side {
 
   async halt() {
     const { turn, aborting } = this.running ?? {};
+    if (turn) turn.stopped = true;
     if (turn?.id) await cancel(turn.request.path, turn.id).catch((error) => notice(error.message));
     else aborting?.abort();
   }
