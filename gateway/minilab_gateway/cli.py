@@ -88,6 +88,13 @@ class _Options:
     "--idempotency-header", default="Idempotency-Key", help="Header that makes a retry find the jobs of its first try."
 )
 @click.option(
+    "--ping",
+    envvar="MINILAB_GATEWAY_PING",
+    type=click.FloatRange(0.01, 25),
+    default=15.0,
+    help="Seconds between the comments that keep proxies from cutting a silent stream.",
+)
+@click.option(
     "--grace",
     envvar="MINILAB_GATEWAY_GRACE",
     type=click.IntRange(0, 3600),
@@ -171,7 +178,6 @@ def _run(settings: GatewaySettings, options: _Options, connection: redis.Redis, 
         make_app(settings, connection, known, lambda: server.should_exit),
         host=options.host,
         port=options.port,
-        root_path=settings.root_path,
         log_config=None,
         access_log=False,  # each request has a line of ours
         server_header=False,
