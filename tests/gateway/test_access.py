@@ -7,7 +7,7 @@ import hashlib
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,11 +34,19 @@ def bearer(name: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {KEYS[name]}"}
 
 
+@pytest.fixture(scope="module")
+def locked_gateway(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
+    folder = tmp_path_factory.mktemp("locked")
+    keys = str(write_keys(folder / "keys", "alice", "bob"))
+    options = ("--api-keys", keys, "--cors-origin", "https://page.example", "--root-path", "/llm")
+    with Gateway(server_url, folder / "log", *options) as gateway:
+        yield gateway
+
+
 @pytest.fixture
-def locked(start_gateway: StartGateway, tmp_path: Path) -> Gateway:
+def locked(server: redis.Redis, locked_gateway: Gateway) -> Gateway:
     """A gateway that asks for keys, under a path of a proxy, for the pages of one origin."""
-    file = write_keys(tmp_path / "keys", "alice", "bob")
-    return start_gateway("--api-keys", str(file), "--cors-origin", "https://page.example", "--root-path", "/llm")
+    return locked_gateway
 
 
 def raw(gateway: Gateway, request: bytes) -> bytes:
@@ -114,7 +122,7 @@ def test_a_websocket_is_turned_away(locked: Gateway) -> None:
 )
 def test_what_is_no_key_is_turned_away(locked: Gateway, header: bytes) -> None:
     with locked.http() as http:
-        answer = http.get("/v1/models", headers={"Authorization": header})
+        answer = http.get("/v1/models", headers=[(b"Authorization", header)])
 
     assert answer.status_code == 401
     assert answer.json()["error"]["code"] == "invalid_api_key"
@@ -134,7 +142,7 @@ def test_two_keys_or_one_in_the_address_let_nobody_in(locked: Gateway) -> None:
 def test_a_known_key_gets_in(locked: Gateway, scheme: bytes) -> None:
     with locked.http() as http:
         for key in KEYS.values():
-            assert http.get("/v1/models", headers={"Authorization": scheme + key.encode()}).status_code == 200
+            assert http.get("/v1/models", headers=[(b"Authorization", scheme + key.encode())]).status_code == 200
         assert http.get("/llm/v1/models", headers=bearer("alice")).status_code == 200
         assert http.get("/llm/health").status_code == 200
 
@@ -180,12 +188,13 @@ def test_no_key_stands_in_redis(locked: Gateway, start_worker: Callable[..., Wor
     assert not any(KEYS["alice"].encode() in (value or b"") for value in values)
 
 
-def test_hangup_reads_the_keys_again(locked: Gateway, tmp_path: Path) -> None:
-    with locked.http() as http:
+def test_hangup_reads_the_keys_again(start_gateway: StartGateway, tmp_path: Path) -> None:
+    gateway = start_gateway("--api-keys", str(write_keys(tmp_path / "keys", "alice", "bob")))
+    with gateway.http() as http:
         assert http.get("/v1/models", headers=bearer("bob")).status_code == 200
         write_keys(tmp_path / "keys", "alice")
-        locked.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: "keys are known now" in locked.said)
+        gateway.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "keys are known now" in gateway.said)
 
         assert http.get("/v1/models", headers=bearer("bob")).status_code == 401
         assert http.get("/v1/models", headers=bearer("alice")).status_code == 200
