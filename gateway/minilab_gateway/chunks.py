@@ -20,11 +20,18 @@ from minilab_gen.text.stream_decoder import StreamDecoder
 
 DONE: Final = b"data: [DONE]\n\n"
 
+_OTHER_BREAKS: Final = "\x85\u2028\u2029"
+"""Unicode's line breaks, at which Python's own ``splitlines`` and so httpx's ``iter_lines`` end a line."""
+
 
 def event(data: dict[str, Any], event_id: str | None = None) -> bytes:
-    """One server-sent event. JSON has no line breaks of its own."""
+    """One server-sent event. JSON has no line breaks of its own, but for what only some readers take for one."""
     head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
-    return head + b"data: " + encoded(data) + b"\n\n"
+    content = encoded(data)
+    for letter in _OTHER_BREAKS:
+        if letter.encode() in content:
+            content = content.replace(letter.encode(), f"\\u{ord(letter):04x}".encode())
+    return head + b"data: " + content + b"\n\n"
 
 
 def error_event(error: ApiError) -> bytes:

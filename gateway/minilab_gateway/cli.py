@@ -88,6 +88,13 @@ class _Options:
     "--idempotency-header", default="Idempotency-Key", help="Header that makes a retry find the jobs of its first try."
 )
 @click.option(
+    "--ping",
+    envvar="MINILAB_GATEWAY_PING",
+    type=click.FloatRange(0.01, 25),
+    default=15.0,
+    help="Seconds between the comments that keep proxies from cutting a silent stream.",
+)
+@click.option(
     "--grace",
     envvar="MINILAB_GATEWAY_GRACE",
     type=click.IntRange(0, 3600),
@@ -148,16 +155,23 @@ def _serve(settings: GatewaySettings, options: _Options) -> None:
         )
     if options.model is not None and not options.with_worker:
         raise RequestError("--model goes with --with-worker")
+    # Before there is anything to end. uvicorn catches it while it serves, and hands it on when it has ended.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     known = ApiKeys(settings.api_keys) if settings.api_keys is not None else None
     if known is not None:
         _reload_on_hangup(known)
     with ExitStack() as stack:
         connection = connect(settings.redis_url, wait=_REDIS_WAIT)
+        worker = None
         if options.with_worker:
             from minilab_gateway.worker_beside import WorkerBeside
 
-            stack.enter_context(WorkerBeside(options.model, settings.redis_url))
-        _run(settings, options, connection, known)
+            worker = stack.enter_context(WorkerBeside(options.model, settings.redis_url))
+        try:
+            _run(settings, options, connection, known)
+        finally:
+            if worker is not None and worker.has_failed:
+                sys.exit(_FAILED)
 
 
 def _run(settings: GatewaySettings, options: _Options, connection: redis.Redis, known: ApiKeys | None) -> None:
@@ -171,7 +185,6 @@ def _run(settings: GatewaySettings, options: _Options, connection: redis.Redis, 
         make_app(settings, connection, known, lambda: server.should_exit),
         host=options.host,
         port=options.port,
-        root_path=settings.root_path,
         log_config=None,
         access_log=False,  # each request has a line of ours
         server_header=False,
@@ -180,7 +193,7 @@ def _run(settings: GatewaySettings, options: _Options, connection: redis.Redis, 
         ssl_keyfile=options.ssl_keyfile,
     )
     server = uvicorn.Server(config)
-    server.run()
+    server.run(sockets=[config.bind_socket()])  # which says where, or ends the program with exit code 1
     if not server.started:
         sys.exit(_FAILED)
 

@@ -225,7 +225,7 @@ def _read(wish: Wish, model: AskedModel) -> AskedRequest:
         return read_request(wish.route, wish.body, model)
     except RequestError as error:
         message = str(error)
-        if wish.body.get("max_completion_tokens") is not None:
+        if wish.body.get("max_completion_tokens") is not None and wish.body.get("max_tokens") is None:
             message = re.sub(r"\bmax_tokens\b", "max_completion_tokens", message)
         found = _FIELD.match(message)
         known = found is not None and found[0] in {*wish.body, *wish.route.fields}

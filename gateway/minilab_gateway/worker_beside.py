@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import subprocess
 import sys
+import threading
 from importlib.util import find_spec
 from typing import Final, Self
 
@@ -18,7 +20,7 @@ _END_SECONDS: Final = 40.0
 
 
 class WorkerBeside:
-    """``minilab-worker`` for as long as a ``with`` block. If it ends by itself, its jobs wait for another."""
+    """``minilab-worker`` for as long as a ``with`` block. If it ends by itself, so does the gateway."""
 
     def __init__(self, model: str | None, redis_url: str | None) -> None:
         """Raises RequestError where no worker is installed."""
@@ -32,16 +34,26 @@ class WorkerBeside:
         if redis_url is not None:
             self._environment["MINILAB_REDIS_URL"] = redis_url  # not on the command line, since it may hold a password
         self._process: subprocess.Popen[bytes] | None = None
+        self._is_ending = self.has_failed = False
 
     def __enter__(self) -> Self:
         # In a group of its own: Ctrl-C ends the gateway, and then this.
         self._process = subprocess.Popen(
             self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
         )
+        threading.Thread(target=self._watch, args=(self._process,), daemon=True).start()
         return self
 
+    def _watch(self, process: subprocess.Popen[bytes]) -> None:
+        """End the gateway where its worker ends by itself, for a bad folder for instance."""
+        code = process.wait()
+        if not self._is_ending:
+            _log.error("the worker has ended with exit code %d", code)
+            self.has_failed = True
+            os.kill(os.getpid(), signal.SIGTERM)
+
     def __exit__(self, *_exception: object) -> None:
-        process = self._process
+        process, self._is_ending = self._process, True
         if process is None:
             return
         process.terminate()

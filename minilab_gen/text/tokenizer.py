@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
+from typing import Final
 
 from tokenizers import Tokenizer as _Library
 from tokenizers import decoders, models, pre_tokenizers, trainers
@@ -30,6 +31,9 @@ BASE_CHECKPOINT = Path(__file__).parent.parent / "base"
 
 _OTHER_FILES = ("tokenizer.model", "spiece.model", "vocab.json", "tekken.json")
 """Tokenizers that transformers reads, or parts of them, where there is no ``tokenizer.json``."""
+
+_LONG_TEXT: Final = 10_000
+"""Characters, which take some milliseconds."""
 
 
 class Tokenizer:
@@ -75,6 +79,8 @@ class Tokenizer:
         ``bare`` is without that, for a text that has it already. Special tokens written out in a text are read as what
         they name.
         """
+        if len(text) > _LONG_TEXT:  # `encode` keeps all other threads waiting, half a second for a million letters
+            return list(self._library.encode_batch([text], add_special_tokens=not bare)[0].ids)
         return list(self._library.encode(text, add_special_tokens=not bare).ids)
 
     def decode(self, ids: Iterable[int]) -> str:

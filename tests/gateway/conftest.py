@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import secrets
+import shutil
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import redis
-from minilab_worker.worker import Worker
+from minilab_worker.serving import ServedModel, load_served_model
+from minilab_worker.worker import Worker, WorkerSettings
 from support.engines import slow_engine
 
 from gateway.gateway_process import Gateway
+from minilab_gen.protocol import keys
 
 StartGateway = Callable[..., Gateway]
+
+TEMPLATE = (
+    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    "{% if shout %}!{% endif %}{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+)
 
 
 @pytest.fixture
@@ -41,6 +51,26 @@ def gateway(shared_gateway: Gateway, start_worker: Callable[..., Worker]) -> Gat
     """A gateway, and a worker of the small model."""
     start_worker()
     return shared_gateway
+
+
+@pytest.fixture(scope="session")
+def chat_served(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    """The small model with a chat template, under the name of the base model."""
+    folder = tmp_path_factory.mktemp("chat") / "model"
+    shutil.copytree(small_checkpoint, folder)
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}))
+    return load_served_model(folder, keys.DEFAULT_MODEL, max_batch=4, threads=None)
+
+
+@pytest.fixture
+def chat_gateway(shared_gateway: Gateway, server: redis.Redis, chat_served: ServedModel) -> Iterator[Gateway]:
+    """A gateway, and a worker of a model that chats."""
+    worker = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4), chat_served)
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    yield shared_gateway
+    worker.stop()
+    thread.join()
 
 
 @pytest.fixture

@@ -131,7 +131,7 @@ def events_in(raw: str) -> list[tuple[str | None, Any]]:
     """The events of a whole stream: their ids, and what stands in their data."""
     events = []
     for block in filter(None, raw.split("\n\n")):
-        fields = dict(line.split(": ", 1) for line in block.split("\n") if not line.startswith(":"))
+        fields = dict(line.split(": ", 1) for line in block.split("\n") if line and line[0] != ":")
         if "data" in fields:
             data = fields["data"]
             events.append((fields.get("id"), data if data == "[DONE]" else json.loads(data)))
