@@ -39,6 +39,7 @@ class Gateway:
         try:
             wait_until(lambda: self._address() or self.process.poll() is not None, 4 * LIMIT)
             assert self.process.poll() is None, self.said
+            wait_until(self._listens, LIMIT)  # it says where before it does
         except BaseException:
             self.process.kill()
             raise
@@ -67,6 +68,12 @@ class Gateway:
     def _address(self) -> str | None:
         found = re.search(r"https?://[^ /]+", self.said)
         return found[0] if found else None
+
+    def _listens(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/health").status_code == 200
+        except httpx.TransportError:
+            return False
 
     def kill(self) -> None:
         self.process.send_signal(signal.SIGKILL)

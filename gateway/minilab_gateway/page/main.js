@@ -151,16 +151,20 @@ function askForKey() {
   notice("This gateway asks for an API key.");
 }
 
+const AGAIN = 2000; // milliseconds until models are asked for again, where none is there
+
 async function listModels() {
   try {
     const names = await models();
     const list = find("#model");
     const chosen = list.value || kept.model;
     list.replaceChildren(...names.map((name) => new Option(name, name, false, name === chosen)));
-    notice(names.length ? "" : "No worker serves a model.");
+    notice(names.length ? "" : "No worker serves a model yet.");
+    if (!names.length) setTimeout(listModels, AGAIN);
   } catch (error) {
-    if (error.status === 401) askForKey();
-    else notice(error.message);
+    if (error.status === 401) return askForKey();
+    notice(error instanceof ApiError ? error.message : "The gateway does not answer.");
+    setTimeout(listModels, AGAIN);
   }
 }
 

@@ -1,0 +1,205 @@
+"""The page in a real browser: what it shows goes on whatever is reloaded or killed, and text never becomes markup."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from minilab_worker.worker import Worker
+from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from support.own_service import OwnService
+from support.waiting import wait_until
+
+from gateway.conftest import StartGateway
+from gateway.gateway_process import Gateway
+from gateway.test_access import KEYS, write_keys
+from minilab_gen.protocol import keys
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="SKIPPED: no chromium here; apt-get install chromium")
+
+LIMIT_MS = 120_000
+MARKUP = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as tools:
+        opened = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def context(browser: Browser) -> Iterator[BrowserContext]:
+    made = browser.new_context(viewport={"width": 1280, "height": 800})
+    made.set_default_timeout(LIMIT_MS)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def page(context: BrowserContext) -> Iterator[Page]:
+    """A page whose console tells of lost connections alone: nothing else fails, and nothing is forbidden."""
+    expect.set_options(timeout=LIMIT_MS)
+    opened, said = context.new_page(), []
+    opened.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
+    opened.on("pageerror", lambda error: said.append(str(error)))
+    yield opened
+    assert [text for text in said if not text.startswith("Failed to load resource: net::ERR_")] == []
+
+
+def visit(page: Page, gateway: Gateway) -> None:
+    page.goto(gateway.url)
+    expect(page.locator("#model option")).to_have_text(["base"])
+
+
+def go_on(page: Page, prompt: str, **settings: object) -> None:
+    page.fill("#prompt", prompt)
+    for name, value in settings.items():
+        page.fill(f"[name={name}]", str(value))
+    page.click("#go-on button[type=submit]")
+
+
+def ended(page: Page, place: str = "#answer") -> str:
+    """What is shown once the answer is whole."""
+    expect(page.locator(f"{place} .end").last).to_have_text(re.compile(r"\[.+\]"))
+    return page.inner_text(place)
+
+
+def test_a_completion_comes_token_by_token_with_probabilities(page: Page, gateway: Gateway) -> None:
+    visit(page, gateway)
+    go_on(page, "Phileas Fogg", max_tokens=12, temperature=0)
+
+    text = ended(page)
+    expected = gateway.complete(model="base", prompt="Phileas Fogg", max_tokens=12, temperature=0).choices[0].text
+    assert text == f"Phileas Fogg{expected} [length]"
+    assert re.fullmatch(
+        r"\".*\" [0-9.]+ %(\n  \".*\" [0-9.]+ %)*", page.locator(".token").first.get_attribute("title") or ""
+    )
+
+
+def test_a_reload_in_mid_answer_loses_nothing(page: Page, slow_gateway: Gateway, server: redis.Redis) -> None:
+    visit(page, slow_gateway)
+    go_on(page, "Phileas Fogg", max_tokens=60, temperature=0.9, seed=4)
+    expect(page.locator("#answer .token").nth(5)).to_be_attached()
+    page.reload()
+
+    text = ended(page)
+    page.reload()
+    assert ended(page) == text
+    assert len(list(server.scan_iter(match=f"{keys.token_stream('')}*"))) == 1
+
+
+def test_an_answer_goes_on_through_the_kill_of_its_worker_and_of_its_gateway(
+    page: Page, own_service: OwnService, tmp_path: Path
+) -> None:
+    own_service.fleet.start_and_wait()
+    with Gateway(own_service.server.url, tmp_path / "log") as gateway:
+        visit(page, gateway)
+        go_on(page, "Phileas Fogg", max_tokens=100, temperature=0.9, seed=4)
+        expect(page.locator("#answer .token").nth(5)).to_be_attached()
+        (key,) = own_service.connection.scan_iter(match=f"{keys.token_stream('')}*")
+        job_id = key.decode().removeprefix(keys.token_stream(""))
+        own_service.holder(job_id).kill()
+        own_service.fleet.start_and_wait()
+        own_service.wait_for_token(job_id, 20)
+        port = gateway.url.rpartition(":")[2]
+        gateway.kill()
+    with Gateway(own_service.server.url, tmp_path / "again", "--port", port):
+        shown = ended(page)
+
+    text = "".join(event.text for event in own_service.stream(job_id))
+    assert shown == f"Phileas Fogg{text} [length]"
+
+
+def test_a_chat_is_stopped_and_goes_on_with_the_next_message(
+    page: Page, chat_gateway: Gateway, server: redis.Redis
+) -> None:
+    visit(page, chat_gateway)
+    page.fill("#message", "un")
+    page.keyboard.press("Enter")
+    page.click("#chat .stop")
+    expect(page.locator("#messages .end").first).to_have_text(re.compile(r"\[.+\]"))
+    page.fill("[name=max_tokens]", "4")
+    page.fill("#message", "deux")
+    page.keyboard.press("Enter")
+
+    ended(page, "#messages")
+    expect(page.locator("#messages li b")).to_have_text(["You", "Model", "You", "Model"])
+    assert len(list(server.scan_iter(match=f"{keys.token_stream('')}*"))) == 2
+
+
+def test_text_of_users_models_and_errors_is_never_markup(page: Page, chat_gateway: Gateway) -> None:
+    visit(page, chat_gateway)
+    go_on(page, MARKUP, max_tokens=3)
+    ended(page)
+    page.fill("#message", MARKUP)
+    page.keyboard.press("Enter")
+    ended(page, "#messages")
+    page.reload()
+    ended(page)
+    expect(page.locator("#messages li")).to_have_count(2)
+
+    assert page.title() == "MiniLab Gen"
+    assert MARKUP in page.inner_text("#answer")
+    assert MARKUP in page.inner_text("#messages")
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_the_page_asks_for_a_key_and_keeps_it_no_longer_than_itself(
+    context: BrowserContext,
+    start_gateway: StartGateway,
+    start_worker: Callable[..., Worker],
+    tmp_path: Path,
+) -> None:
+    start_worker()
+    gateway = start_gateway("--api-keys", str(write_keys(tmp_path / "keys", "alice")))
+    page, key = context.new_page(), KEYS["alice"]
+    page.goto(gateway.url)
+    expect(page.locator("#key-field")).to_be_visible()
+    page.fill("#key", key)
+    page.locator("#key").press("Tab")
+
+    expect(page.locator("#model option")).to_have_text(["base"])
+    go_on(page, "Phileas Fogg", max_tokens=3)
+    ended(page)
+    assert key not in page.evaluate("JSON.stringify([{...sessionStorage}, {...localStorage}, document.cookie])")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_a_narrow_screen_shows_one_side_at_a_time(page: Page, gateway: Gateway, scheme: str) -> None:
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.set_viewport_size({"width": 360, "height": 700})
+    visit(page, gateway)
+
+    expect(page.locator("#chat")).to_be_visible()
+    expect(page.locator("#completion")).not_to_be_visible()
+    page.click("nav button[data-view=completion]")
+    expect(page.locator("#completion")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+
+
+def test_the_request_is_copied_as_a_command_and_as_a_program_that_run(
+    context: BrowserContext, page: Page, gateway: Gateway, capfd: pytest.CaptureFixture[str]
+) -> None:
+    context.grant_permissions(["clipboard-read", "clipboard-write"])
+    visit(page, gateway)
+    page.fill("#prompt", 'L\'homme, "true" or null')
+    page.fill("[name=max_tokens]", "3")
+    page.fill("[name=temperature]", "0")
+    page.fill("[name=top_k]", "5")
+    page.click("#completion .copy[data-as=python]")
+    wait_until(lambda: "OpenAI" in page.evaluate("navigator.clipboard.readText()"))
+    program = page.evaluate("navigator.clipboard.readText()")
+    exec(compile(program, "copied", "exec"), {})  # noqa: S102 - that it runs is what is to be seen
+
+    expected = gateway.complete(model="base", prompt='L\'homme, "true" or null', max_tokens=3, temperature=0)
+    assert capfd.readouterr().out.rstrip("\n") == expected.choices[0].text
+    page.click("#completion .copy[data-as=curl]")
+    wait_until(lambda: page.evaluate("navigator.clipboard.readText()").startswith("curl -N http"))
