@@ -40,7 +40,7 @@ def page_router() -> APIRouter:
     return router
 
 
-def _answering(name: str):
+def _answering(name: str) -> Callable[[], Awaitable[Response]]:
     content = (_FOLDER / name).read_bytes()
     kind = f"{_KINDS[Path(name).suffix]}; charset=utf-8"
 
