@@ -210,9 +210,13 @@ def _run(settings: GatewaySettings, options: _Options, connection: redis.Redis, 
 def _bound(config: uvicorn.Config) -> socket.socket:
     """The socket to listen on; uvicorn logs where, or why not, and would end the program with a code of its own."""
     try:
-        return config.bind_socket()
+        bound = config.bind_socket()
     except SystemExit:
         sys.exit(_FAILED)
+    # Connections inherit it. asyncio sets it on sockets that it binds itself; without, a token waits for the
+    # acknowledgement of the one before, which takes a client 40 ms.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
 
 
 def _reload_on_hangup(known: ApiKeys) -> None:
