@@ -74,7 +74,7 @@ def test_messages_of_any_shape_give_no_500(chat_gateway: Gateway) -> None:
     odd = [
         {**message, name: value} for name in ("role", "content", "name", "tool_calls", "tool_call_id") for value in ODD
     ]
-    bodies = [*([one] for one in odd), [message] * 20_000, [None], ["x"], [[]]]
+    bodies: list[list[Any]] = [*([one] for one in odd), [message] * 20_000, [None], ["x"], [[]]]
     failed = []
     with chat_gateway.http() as http:
         for messages in bodies:
