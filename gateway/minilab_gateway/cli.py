@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import logging
 import signal
+import socket
 import sys
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -21,6 +22,8 @@ from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.refusals import refusal
 
 if TYPE_CHECKING:
+    import uvicorn
+
     from minilab_gateway.api_keys import ApiKeys
 
 _log = logging.getLogger(__name__)
@@ -38,6 +41,7 @@ class _Options:
     host: str
     port: int
     grace: float
+    without_keys: bool
     with_worker: bool
     model: str | None
     ssl_certfile: str | None
@@ -103,6 +107,9 @@ class _Options:
 )
 @click.option("--ssl-certfile", type=click.Path(exists=True, dir_okay=False), help="Certificate for HTTPS.")
 @click.option("--ssl-keyfile", type=click.Path(exists=True, dir_okay=False), help="Its key.")
+@click.option(
+    "--without-keys", is_flag=True, help="Ask nobody for a key, where something else keeps other machines out."
+)
 @click.option("--with-worker", is_flag=True, help="Also start a worker, and end it with the gateway.")
 @click.option(
     "--model", envvar="MINILAB_CHECKPOINT", help="Checkpoint folder for --with-worker.  [default: the base model]"
@@ -148,10 +155,12 @@ for _parameter in program.params:
 def _serve(settings: GatewaySettings, options: _Options) -> None:
     from minilab_gateway.api_keys import ApiKeys
 
-    if settings.api_keys is None and not _is_loopback(options.host):
+    if options.without_keys and settings.api_keys is not None:
+        raise RequestError("--without-keys does not go with --api-keys")
+    if settings.api_keys is None and not options.without_keys and not _is_loopback(options.host):
         raise RequestError(
             f"--host {options.host} can be reached from other machines: give --api-keys FILE; "
-            "`minilab-gateway key NAME` makes a key"
+            "`minilab-gateway key NAME` makes a key (or --without-keys, where something else keeps them out)"
         )
     if options.model is not None and not options.with_worker:
         raise RequestError("--model goes with --with-worker")
@@ -193,9 +202,21 @@ def _run(settings: GatewaySettings, options: _Options, connection: redis.Redis, 
         ssl_keyfile=options.ssl_keyfile,
     )
     server = uvicorn.Server(config)
-    server.run(sockets=[config.bind_socket()])  # which says where, or ends the program with exit code 1
+    server.run(sockets=[_bound(config)])
     if not server.started:
         sys.exit(_FAILED)
+
+
+def _bound(config: uvicorn.Config) -> socket.socket:
+    """The socket to listen on; uvicorn logs where, or why not, and would end the program with a code of its own."""
+    try:
+        bound = config.bind_socket()
+    except SystemExit:
+        sys.exit(_FAILED)
+    # Connections inherit it. asyncio sets it on sockets that it binds itself; without, a token waits for the
+    # acknowledgement of the one before, which takes a client 40 ms.
+    bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return bound
 
 
 def _reload_on_hangup(known: ApiKeys) -> None:

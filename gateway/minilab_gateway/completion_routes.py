@@ -29,7 +29,7 @@ from minilab_gen.request import shown
 
 _ROUTES: Final[dict[RouteName, Route]] = {"chat": CHAT_COMPLETIONS, "text": COMPLETIONS}
 
-_HTTP_FIELDS: Final = ("stream", "stream_options", "store")
+HTTP_FIELDS: Final = ("stream", "stream_options", "store")
 """Fields of a body that are about how it is answered, not about what."""
 
 _LONGEST_IDEMPOTENCY_KEY: Final = 255
@@ -114,7 +114,7 @@ class CompletionRoutes:
         owner, idempotency_key = key_of(request.scope), self._idempotency_key(request)
         if streams and body.get("echo"):
             raise ApiError(400, "echo goes with stream false", param="echo")
-        asked_body = {field: value for field, value in body.items() if field not in _HTTP_FIELDS}
+        asked_body = {field: value for field, value in body.items() if field not in HTTP_FIELDS}
         wish = Wish(_ROUTES[name], name, asked_body, owner.name, idempotency_key, usage, digest_of(body))
         completion = await self._service.run(self._service.find_first_try, wish)
         hold = self._limits.hold(owner, len(completion.job_ids) if completion is not None else _count_of(body))

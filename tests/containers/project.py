@@ -48,7 +48,12 @@ class Project:
         """A second Compose file, laid over the first."""
         self._command = [*kind.split(), "--project-name", self.name, "--file", str(ROOT / "docker-compose.yml")]
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_OURS)}
-        self._environment = {**kept, "MINILAB_REDIS_PORT": str(port), **variables}
+        self._environment = {
+            **kept,
+            "MINILAB_REDIS_PORT": str(port),
+            "MINILAB_GATEWAY_PORT": str(_free_port()),
+            **variables,
+        }
 
     def __enter__(self) -> Self:
         return self

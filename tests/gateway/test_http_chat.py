@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from gateway.gateway_process import Gateway, extra
+from gateway.gateway_process import Gateway, events_in, extra
 
 ASKED: dict[str, Any] = {
     "model": "base",
@@ -169,3 +169,21 @@ def test_models_are_listed_and_found(chat_gateway: Gateway) -> None:
     assert extra(client.models.retrieve("base"), "max_model_len") == 64
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("owner/nobody")
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_chat_goes_on_behind_any_event_and_gives_no_role_again(chat_gateway: Gateway, n: int) -> None:
+    fields = {name: value for name, value in ASKED.items() if name != "extra_body"}
+    body = {**fields, "ignore_eos": True, "n": n, "stream": True}
+    with chat_gateway.http() as http:
+        whole = events_in(http.post("/v1/chat/completions", json=body).text)
+        name = whole[0][1]["id"]
+        for number, (event_id, _) in enumerate(whole):
+            if event_id is None:
+                continue
+            params = {"stream": "true", "starting_after": event_id}
+            rest = events_in(http.get(f"/v1/chat/completions/{name}", params=params).text)
+            if n == 1:
+                assert rest == whole[number + 1 :]
+            assert len(rest) == len(whole) - number - 1
+            assert not any("role" in chunk["choices"][0]["delta"] for _, chunk in rest[:-1])

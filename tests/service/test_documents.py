@@ -11,12 +11,17 @@ from pathlib import Path
 import click
 import pytest
 from minilab_client.cli import main as client
+from minilab_gateway.cli import program as gateway
 from minilab_worker.cli import program as worker
 
 ROOT = Path(__file__).parent.parent.parent
 DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted(ROOT.glob("docs/*.md")), *sorted(ROOT.glob("examples/*.md"))]
-PROGRAMS: dict[str, click.Command] = {"minilab-client": client, "minilab-worker": worker}
-FOLDERS = ["minilab_gen", "worker", "client", "tests", "benchmarks", "docs", "examples"]
+PROGRAMS: dict[str, click.Command] = {
+    "minilab-client": client,
+    "minilab-gateway": gateway,
+    "minilab-worker": worker,
+}
+FOLDERS = ["minilab_gen", "worker", "client", "gateway", "tests", "benchmarks", "docs", "examples"]
 OF_OTHERS = {"--bind", "--disable-delete", "--scale", "--time"}
 """Options of other programs that a document names without the program."""
 
@@ -34,7 +39,7 @@ def code_of(document: Path) -> list[str]:
 def calls_in(line: str) -> Iterator[list[str]]:
     """The words of each call of our programs in a line of code, the program first."""
     line = line.replace("docker compose run --rm client", "minilab-client")
-    for call in re.findall(r"(?:^ *(?:\$ )?(?:\w+=\S+ )*|[|&(] *)(minilab-(?:client|worker)\b[^|;&#)]*)", line):
+    for call in re.findall(r"(?:^ *(?:\$ )?(?:\w+=\S+ )*|[|&(] *)(minilab-(?:client|gateway|worker)\b[^|;&#)]*)", line):
         try:
             yield shlex.split(call)
         except ValueError:  # a quotation that the cut above has opened
@@ -105,7 +110,7 @@ def test_every_option_named_alone_is_one_of_ours(document: Path) -> None:
 
 @each_document
 def test_every_variable_is_read_somewhere(document: Path) -> None:
-    spelled = [file.read_text(encoding="utf-8") for name in FOLDERS[:3] for file in (ROOT / name).rglob("*.py")]
+    spelled = [file.read_text(encoding="utf-8") for name in FOLDERS[:4] for file in (ROOT / name).rglob("*.py")]
     spelled += [(ROOT / "docker-compose.yml").read_text(encoding="utf-8")]
     read = set(re.findall(r"MINILAB_\w+", "".join(spelled)))
     read |= {f"MINILAB_{option.name}".upper() for option in options_of(worker).values()}

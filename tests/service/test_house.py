@@ -16,7 +16,12 @@ import pytest
 from minilab_gen.kernels.build import SOURCE, library_name
 
 ROOT = Path(__file__).parent.parent.parent
-PACKAGES = [ROOT / "minilab_gen", ROOT / "worker" / "minilab_worker", ROOT / "client" / "minilab_client"]
+PACKAGES = [
+    ROOT / "minilab_gen",
+    ROOT / "worker" / "minilab_worker",
+    ROOT / "client" / "minilab_client",
+    ROOT / "gateway" / "minilab_gateway",
+]
 SOURCES = sorted(file for folder in [*PACKAGES, ROOT / "tests", ROOT / "benchmarks"] for file in folder.rglob("*.py"))
 DRAWERS = {"common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
 """Names that say nothing, so that anything could be put inside."""
@@ -69,7 +74,9 @@ def test_every_import_follows_the_contracts() -> None:
     assert "0 broken" in report
 
 
-@pytest.mark.parametrize("module", ["minilab_gen", "minilab_gen.protocol", "minilab_client", "minilab_client.cli"])
+@pytest.mark.parametrize(
+    "module", ["minilab_gen", "minilab_gen.protocol", "minilab_client", "minilab_client.cli", "minilab_gateway.app"]
+)
 def test_what_a_client_imports_needs_no_torch(module: str) -> None:
     assert heavy_imports(module) == ""
 
@@ -86,13 +93,13 @@ def test_no_module_is_a_drawer() -> None:
     assert [relative(path) for path in sorted(paths) if DRAWERS & set(path.stem.split("_"))] == []
 
 
-def test_the_wheel_holds_the_three_packages_and_nothing_else(wheel: zipfile.Path) -> None:
+def test_the_wheel_holds_the_four_packages_and_nothing_else(wheel: zipfile.Path) -> None:
     folders = {entry.name for entry in wheel.iterdir() if not entry.name.endswith(".dist-info")}
 
     assert folders == {folder.name for folder in PACKAGES}
 
 
-@pytest.mark.parametrize("package", ["minilab_gen", "minilab_worker", "minilab_client"])
+@pytest.mark.parametrize("package", ["minilab_gen", "minilab_worker", "minilab_client", "minilab_gateway"])
 def test_every_package_in_the_wheel_is_marked_as_typed(wheel: zipfile.Path, package: str) -> None:
     assert (wheel / package / "py.typed").exists()
 

@@ -15,11 +15,11 @@ import pytest
 import redis
 from chaos.fleet import FAST_KERNELS, LEASE
 from chaos.server import BINARY
-from minilab_gen.log_lines import JsonLines, TextLines
 from rq import Repeat, Retry
 from support.own_service import LIMIT, OwnService
 from support.waiting import wait_until
 
+from minilab_gen.log_lines import JsonLines, TextLines
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import TokenEvent
 from minilab_gen.protocol.jobs import fetch, queue_of

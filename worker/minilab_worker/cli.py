@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import click
 import redis
 
+from minilab_gen import log_lines as logs
 from minilab_gen.errors import CheckpointError, MiniLabError, RedisUnavailableError, RequestError
+from minilab_gen.log_lines import LogFormat
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import digest
 from minilab_gen.protocol.connection import connect
@@ -27,9 +29,7 @@ from minilab_worker.hub import checkpoint_folder
 from minilab_worker.model_names import check_announced_model, check_tokenizer, check_waiting, default_name
 from minilab_worker.outage import REDIS_LIMIT, insist, wait_for_writes
 from minilab_worker.redis_command import redis_group
-from minilab_gen import log_lines as logs
 from minilab_worker.telemetry.health import health, lease_file_option, write_name
-from minilab_gen.log_lines import LogFormat
 
 if TYPE_CHECKING:
     from minilab_worker.worker import Worker

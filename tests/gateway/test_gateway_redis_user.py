@@ -1,0 +1,34 @@
+"""A gateway works as the Redis user that docs/security.md gives to clients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import redis
+from minilab_worker.worker import Worker
+from support.redis_users import CLIENT, Urls, denials
+
+from gateway.conftest import StartGateway
+
+
+def test_a_gateway_works_as_the_clients_user(
+    server: redis.Redis, user_urls: Urls, start_restricted: Callable[..., Worker], start_gateway: StartGateway
+) -> None:
+    start_restricted()
+    gateway = start_gateway(url=user_urls[CLIENT])
+    asked = {"model": "base", "prompt": [5, 6], "max_tokens": 8, "temperature": 0, "n": 2}
+
+    plain = gateway.complete(**asked)
+    chunks = gateway.chunks(**asked)
+
+    for index in range(2):
+        own = [chunk.choices[0].text for chunk in chunks if chunk.choices[0].index == index]
+        assert "".join(own) == plain.choices[index].text
+    with gateway.http() as http:
+        again = http.get(f"/v1/completions/{plain.id}").json()
+    assert [choice["text"] for choice in again["choices"]] == [choice.text for choice in plain.choices]
+    assert set(denials(server)) <= {(CLIENT, "client|id")}
+    assert PASSWORD not in gateway.said
+
+
+PASSWORD = "c/ient@secret"
