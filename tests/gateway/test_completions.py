@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import openai
@@ -216,3 +217,14 @@ def test_unknown_routes_and_methods_have_openais_errors(gateway: Gateway) -> Non
 
     assert answer.status_code == 405
     assert answer.json()["error"]["message"] == "Method Not Allowed"
+
+
+def test_a_token_does_not_wait_for_the_acknowledgement_of_what_was_sent_before(gateway: Gateway) -> None:
+    times = []
+    with gateway.http() as http:
+        for _ in range(30):
+            began = time.perf_counter()
+            http.post("/v1/completions", json={**GREEDY, "max_tokens": 1, "stream": True})
+            times.append(time.perf_counter() - began)
+
+    assert min(times) < 0.035  # a client's kernel waits 40 ms before it acknowledges
