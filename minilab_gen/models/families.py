@@ -172,7 +172,7 @@ FAMILIES: Final = {
         "Gemma 3 of 270M and 1B",
         parts={"gain_from_one": True, "post_norm": True, "head_norm": True},
         flags=_ATTENTION_BIAS,
-        only={"use_bidirectional_attention": False},
+        only={"use_bidirectional_attention": False, "hidden_act": "gelu_pytorch_tanh"},  # the latter is said twice
         activation_key="hidden_activation",
         defaults=_GEMMA3,
         read_windows=windowed_types,
@@ -214,6 +214,7 @@ FAMILIES: Final = {
         "phi3",
         "Phi-3, Phi-3.5 and Phi-4 mini",
         parts={"naming": "phi3"},
+        only={"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},  # said by Phi-4 mini
         defaults=_PHI3,
         read_windows=every_layer,
         read_ropes=partly_turned,
