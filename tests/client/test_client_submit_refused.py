@@ -219,5 +219,5 @@ def test_a_taken_job_id_is_refused_and_its_job_untouched(connection: redis.Redis
 def test_a_full_queue_refuses_more_jobs(connection: redis.Redis) -> None:
     client("submit", "Phileas Fogg", MINILAB_MAX_QUEUED="1")
 
-    assert "may hold 1 waiting jobs" in refusal("Phileas Fogg", MINILAB_MAX_QUEUED="1")
+    assert "may hold 1 waiting job," in refusal("Phileas Fogg", MINILAB_MAX_QUEUED="1")
     assert len(queued(connection)) == 1
