@@ -96,7 +96,10 @@ def test_what_to_start_is_never_the_shipped_model_under_the_name_of_another(
 ) -> None:
     WaitingNotes()(replace(QUEUED, workers_alive=0, model="other", state=state))
 
-    assert ": minilab-worker --model ./other --name other, where ./other is its folder or GGUF file" in capsys.readouterr().err
+    assert (
+        ": minilab-worker --model ./other --name other, where ./other is its folder or GGUF file"
+        in capsys.readouterr().err
+    )
 
 
 # status
