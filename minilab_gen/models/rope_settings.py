@@ -99,6 +99,9 @@ def partly_turned(config: StoredConfig) -> dict[str, Any]:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config["head_dim"] or (width // heads if type(width) is type(heads) is int and heads > 0 else 0)
     dim = int(head_dim * share) if type(head_dim) is int else 0
+    if share < 1 and dim % 2:
+        rule = f"partial_rotary_factor must turn an even number of the {head_dim} dimensions of a head"
+        raise CheckpointError(f"{rule}, got {shown(share)}, which turns {dim}")
     return {**_fields(found), **({"rope_dim": dim} if share < 1 else {})}
 
 
