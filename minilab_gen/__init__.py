@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from minilab_gen.api import cancel, job_ids, result, results, submit, tail, tail_async
     from minilab_gen.errors import MiniLabError
+    from minilab_gen.logprobs import TokenLogprobs
     from minilab_gen.protocol.events import EndEvent, TokenEvent
     from minilab_gen.protocol.results import JobResult
     from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
@@ -29,6 +30,7 @@ __all__ = [
     "MiniLabError",
     "SamplingSettings",
     "TokenEvent",
+    "TokenLogprobs",
     "cancel",
     "job_ids",
     "result",
@@ -44,6 +46,7 @@ _HOMES = {
     **dict.fromkeys(("EndEvent", "TokenEvent"), "minilab_gen.protocol.events"),
     "JobResult": "minilab_gen.protocol.results",
     "MiniLabError": "minilab_gen.errors",
+    "TokenLogprobs": "minilab_gen.logprobs",
 }
 """The module of each name."""
 

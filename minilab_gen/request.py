@@ -12,6 +12,7 @@ from typing import Any, Final, TypedDict
 from minilab_gen import field_checks as checks
 from minilab_gen.errors import RequestError
 from minilab_gen.field_checks import shown
+from minilab_gen.logprobs import MOST_LISTED, check_prompt_size
 from minilab_gen.sampling_settings import (
     GREEDY,
     LARGEST_TEMPERATURE,
@@ -135,6 +136,8 @@ class RequestSettings(TypedDict, total=False):
     ignore_eos: bool
     stop: str | Sequence[str] | None
     include_stop: bool
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +162,10 @@ class GenerationRequest:
     """Texts before which the answer ends."""
     include_stop: bool = False
     """Whether the answer keeps the one that ended it."""
+    logprobs: int | None = None
+    """How many of the most probable tokens are listed with each token's logprob; None for no logprobs."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", checks.ids("prompt", self.prompt, at_most=MAX_PROMPT_IDS))
@@ -168,7 +175,12 @@ class GenerationRequest:
             raise RequestError(f"include_stop must be true or false, got {shown(self.include_stop)}")
         if not self.prompt:
             raise RequestError("prompt must hold at least 1 id, got none")
-        checks.integer("max_new_tokens", self.max_new_tokens, at_least=1, at_most=MAX_NEW_TOKENS)
+        for name, count in {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}.items():
+            if count is not None:
+                checks.integer(name, count, at_least=0, at_most=MOST_LISTED)
+        check_prompt_size(len(self.prompt), self.prompt_logprobs)
+        fewest = 1 if self.prompt_logprobs is None else 0
+        checks.integer("max_new_tokens", self.max_new_tokens, at_least=fewest, at_most=MAX_NEW_TOKENS)
         if not isinstance(self.settings, SamplingSettings):
             raise RequestError(f"settings must be SamplingSettings, got {type(self.settings).__name__}")
         if self.settings.min_tokens > self.max_new_tokens:
@@ -176,8 +188,8 @@ class GenerationRequest:
             raise RequestError(f"min_tokens must be at most {most}, got {self.settings.min_tokens}")
 
     def check_fits(self, limits: ModelLimits) -> None:
-        """Raise RequestError unless the model can run this: ids known, and room for at least one new token."""
-        check_prompt(self.prompt, limits)
+        """Raise RequestError unless the model can run this: ids known, and room for a new token where one is asked."""
+        check_prompt(self.prompt, limits, leaves_room=self.max_new_tokens > 0)
         longest = min(len(self.prompt) + self.max_new_tokens, limits.context_length)
         if limits.kv_tokens is not None and longest > limits.kv_tokens:
             raise RequestError(
@@ -209,6 +221,8 @@ class GenerationRequest:
             "stop_ids": list(self.stop_ids),
             **({"stop": list(self.stop)} if self.stop else {}),
             **({"include_stop": True} if self.include_stop else {}),
+            **({} if self.logprobs is None else {"logprobs": self.logprobs}),
+            **({} if self.prompt_logprobs is None else {"prompt_logprobs": self.prompt_logprobs}),
         }
 
     @classmethod
@@ -236,7 +250,10 @@ SETTING_FIELDS: Final[tuple[str, ...]] = tuple(
 GIVEN_FIELDS: Final = (*SETTING_FIELDS, "bad_words", "ignore_eos")
 """What users may set beside the prompt. The last ones become others of a request by its model's card and tokenizer."""
 
-_DEFAULT_DEPENDS: Final = ("max_new_tokens", "seed", "stop_ids", "stop", "include_stop")
+_DEFAULT_DEPENDS: Final = (
+    *("max_new_tokens", "seed", "stop_ids", "stop", "include_stop"),
+    *("logprobs", "prompt_logprobs"),
+)
 """Settings of which ``None`` is no value: it asks for the default, as leaving them out does."""
 
 
@@ -245,9 +262,9 @@ def given_settings(settings: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in settings.items() if value is not None or name not in _DEFAULT_DEPENDS}
 
 
-def check_prompt(prompt: Sequence[int], limits: ModelLimits) -> None:
-    """Raise RequestError unless a model of these limits can continue the prompt by at least one token."""
-    longest = limits.context_length - 1
+def check_prompt(prompt: Sequence[int], limits: ModelLimits, *, leaves_room: bool = True) -> None:
+    """Raise RequestError unless a model of these limits can read the prompt, and continue it by at least one token."""
+    longest = limits.context_length - leaves_room
     if not 1 <= len(prompt) <= longest:
         raise RequestError(f"prompt must hold 1 to {longest} ids, got {len(prompt)}")
     for index, token in enumerate(prompt):

@@ -28,10 +28,10 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["text", "json", "ids"]),
+    type=click.Choice(["text", "json", "ids", "logprobs"]),
     default="text",
     show_default=True,
-    help="The text, one JSON object, or the token ids with commas between them.",
+    help="The text, one JSON object, the token ids with commas between them, or a table of logprobs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @wait_option("Wait for the end of the job, with a number for so long at most", flag_value=str(LONGEST_TIME))
@@ -53,7 +53,7 @@ def result(settings: ClientSettings, job: str, form: str, as_json: bool, wait: f
         until = None if wait is None else time.monotonic() + wait
 
         def show(index: int, job_id: str) -> ExitCode:
-            if len(job_ids) > 1 and form == "text":
+            if len(job_ids) > 1 and form in ("text", "logprobs"):
                 write_heading(index, job_id)
             left = wait if until is None or len(job_ids) == 1 else max(0.0, until - time.monotonic())
             return _show_one(connection, job_id, form, left, None if len(job_ids) == 1 else (index, Of(job, wait)))
@@ -74,7 +74,12 @@ def _show_one(
     if found is None:
         _say_unended(connection, job_id)
         return ExitCode.FAILED
-    _show(found, form, place and place[0])
+    if form == "logprobs":
+        from minilab_client.logprob_table import write_logprobs
+
+        write_logprobs(connection, found)
+    else:
+        _show(found, form, place and place[0])
     flush()
     return say_end(job_id, found.end)
 

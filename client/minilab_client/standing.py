@@ -94,10 +94,14 @@ def _settings(connection: redis.Redis, job_id: str) -> dict[str, Any] | None:
     return {name: value for name, value in payload.items() if name != "prompt"}
 
 
+_SHOWN_WHEN_GIVEN: Final = ("max_new_tokens", "logprobs", "prompt_logprobs")
+"""Settings of which 0 says something."""
+
+
 def _settings_line(asked: dict[str, Any] | None) -> dict[str, object]:
     """The settings that are not at their defaults, with the seed of a sampled job; long lists by their lengths."""
     default, given = GREEDY.to_payload(), asked or {}
-    always = ("max_new_tokens", "seed") if given.get("temperature") else ("max_new_tokens",)
+    always = {*_SHOWN_WHEN_GIVEN, *(("seed",) if given.get("temperature") else ())}
     parts = [
         f"{name} {_short(value)}"
         for name, value in given.items()
@@ -109,9 +113,8 @@ def _settings_line(asked: dict[str, Any] | None) -> dict[str, object]:
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    return (
-        json.dumps(value, ensure_ascii=False) if isinstance(value, int) or len(value) <= _LISTED else f"of {len(value)}"
-    )
+    is_short = isinstance(value, int) or len(value) <= _LISTED
+    return json.dumps(value, ensure_ascii=False) if is_short else f"of {len(value)}"
 
 
 def _times(known: JobDetails) -> dict[str, datetime | None]:

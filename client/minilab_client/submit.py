@@ -104,7 +104,7 @@ class _NewJob:
     metavar="FILE",
     help="A file that holds TEXT.",
 )
-@sampling_options(f"{DEFAULT_MAX_NEW_TOKENS}, with --chat {DEFAULT_CHAT_TOKENS}")
+@sampling_options(f"{DEFAULT_MAX_NEW_TOKENS}, with --chat {DEFAULT_CHAT_TOKENS}", logprobs=True)
 @click.option("--job-id", type=parameters.job_id, metavar="JOB", help="The id to give the job. Default: a new one.")
 @n_option
 @timeout_option

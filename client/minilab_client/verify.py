@@ -121,4 +121,9 @@ def _as_json(verdict: Verification) -> dict[str, object]:
     difference = shown.pop("difference") or {}
     found = {name: difference.get(name) for name in ("token", "stored", "recomputed")}
     # `asdict` leaves a token a tuple.
-    return shown | {name: each._asdict() if isinstance(each, TokenEvent) else each for name, each in found.items()}
+    return shown | {name: _token(each) if isinstance(each, TokenEvent) else each for name, each in found.items()}
+
+
+def _token(event: TokenEvent) -> dict[str, object]:
+    listed = {} if event.logprobs is None else event.logprobs.to_json()
+    return {"number": event.number, "token_id": event.token_id, "text": event.text, **listed}

@@ -106,6 +106,11 @@ def token_stream(job_id: str) -> str:
     return f"minilab:tokens:{job_id}"
 
 
+def prompt_logprobs(job_id: str) -> str:
+    """The JSON text of the logprobs of a job's prompt, beside its stream, written and expiring with the end of that."""
+    return f"{token_stream(job_id)}:prompt"  # so that users who may have the stream may have this
+
+
 def cancel_flag(job_id: str) -> str:
     """The flag that tells the worker to stop a job."""
     return f"minilab:cancel:{job_id}"

@@ -38,6 +38,8 @@ class Content:
     """What makes a chat the same, in place of the fields of the request that its template makes; else None."""
     n: int = 1
     """Answers that it asks for."""
+    echo: bool = False
+    """Whether the answer is to begin with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +60,8 @@ class Line:
     """Answers that it asks for."""
     choice: int | None = None
     """Which of several answers ``request`` and ``seed`` are for; None where it asks for one, and for the whole line."""
+    echo: bool = False
+    """Whether the answer is to begin with the prompt."""
 
     def job_id(self, attempt: int) -> str:
         """The id of its job; where one failed, the next attempt has another."""
@@ -80,6 +84,8 @@ def line_of(number: int, custom_id: str, form: Form, model: str, content: Conten
     request = GenerationRequest.from_payload(content.payload)
     seed = request.settings.seed if "seed" in content.payload else None
     rest: dict[str, Any] = {"custom_id": custom_id, "form": form, "model": model}
+    if content.echo:
+        rest["echo"] = True
     rest["stop_texts"] = ()  # where they once were: digests stay what they are
     if content.n != 1:
         rest["n"] = content.n
@@ -91,7 +97,7 @@ def line_of(number: int, custom_id: str, form: Form, model: str, content: Conten
     if seed is None and not request.settings.is_greedy:
         seed = int(digest[:8], 16)  # 32 bits, which is every seed there is
         request = request.with_seed(seed)
-    return Line(number, custom_id, form, request, seed, digest, rendered_digest, content.n)
+    return Line(number, custom_id, form, request, seed, digest, rendered_digest, n=content.n, echo=content.echo)
 
 
 def digest_in(job_id: object) -> str | None:

@@ -18,7 +18,9 @@ from minilab_gen.model_settings import own_ends
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.results import Answer
 from minilab_gen.request import DEFAULT_CHAT_TOKENS, GIVEN_FIELDS, check_n, shown
+from minilab_gen.text import openai_logprobs
 from minilab_gen.text.chat import EXTRAS, Conversation
+from minilab_gen.text.tokenizer import Tokenizer
 
 MARKS: Final = frozenset({"method", "url", "body"})
 """A line with any of these fields is of this form."""
@@ -67,18 +69,16 @@ class Route:
 COMPLETIONS: Final = Route(
     "/v1/completions",
     _SETTINGS,
-    ("prompt", "n"),
-    {**_OFF, "best_of": (1,), "echo": (False,), "logprobs": (), "suffix": ()},
+    ("prompt", "n", "echo"),
+    {**_OFF, "best_of": (1,), "suffix": ()},
     ("user",),
 )
 CHAT_COMPLETIONS: Final = Route(
     "/v1/chat/completions",
     {**_SETTINGS, "max_completion_tokens": "max_new_tokens"},
-    ("messages", *EXTRAS, "n"),
+    ("messages", *EXTRAS, "n", "top_logprobs"),
     {
         **_OFF,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tool_choice": ("auto",),
         "parallel_tool_calls": (True,),
         "response_format": ({"type": "text"},),
@@ -100,7 +100,12 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
     if route is COMPLETIONS:
         ends = _stop_ids(own_ends(given, model.card.stop_ids), given)
         prompt = _prompt(given, model)
-        return Content({"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}, n=n)
+        payload = {"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}
+        echo = _echo(given)
+        if echo:  # the prompt is scored like the answer, and may be all that is asked
+            payload.setdefault("prompt_logprobs", settings.get("logprobs", 0))
+        return Content(payload, n=n, echo=echo)
+    settings = openai_logprobs.settings_of_chat(settings, given)
     said = Conversation.of(_messages(given)).with_extras(*(given.get(name) for name in EXTRAS))
     prompt, chat_ends = model.chat(said)
     ends = _stop_ids(own_ends(given, chat_ends), given)
@@ -123,7 +128,7 @@ def answer(given: Sequence[tuple[Line, str, Answer]], model: AskedModel) -> dict
         "created": int(max(answer.recorded_at for _, _, answer in given)),
         "model": model.card.name,
         "system_fingerprint": first.fingerprint,
-        "choices": [_choice(index, answer, chats=chats) for index, (_, _, answer) in enumerate(given)],
+        "choices": [_choice(index, of, answer, model.tokenizer) for index, (of, _, answer) in enumerate(given)],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": tokens,
@@ -139,15 +144,35 @@ def answer(given: Sequence[tuple[Line, str, Answer]], model: AskedModel) -> dict
     }
 
 
-def _choice(index: int, given: Answer, *, chats: bool) -> dict[str, Any]:
-    return {
+def _choice(index: int, line: Line, given: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+    text = tokenizer.decode(line.request.prompt) + given.text if line.echo else given.text
+    is_said = line.form == "openai-chat"
+    choice: dict[str, Any] = {
         "index": index,
-        **({"message": {"role": "assistant", "content": given.text}} if chats else {"text": given.text}),
+        **({"message": {"role": "assistant", "content": text}} if is_said else {"text": text}),
         "finish_reason": "stop" if given.end.reason == "stop" else "length",
         **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
-        "logprobs": None,
+        "logprobs": _logprobs(line, given, text, tokenizer),
         "token_ids": list(given.ids),
     }
+    if given.prompt_logprobs is not None and not line.echo:
+        choice["prompt_logprobs"] = openai_logprobs.of_prompt(given.prompt_logprobs, tokenizer)
+    return choice
+
+
+def _logprobs(line: Line, given: Answer, text: str, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """Those of the text, in the form of the line; None where none were asked for."""
+    if given.logprobs is None:
+        return None
+    if line.form == "openai-chat":
+        return openai_logprobs.of_chat(given.ids, given.logprobs, tokenizer)
+    prompt = line.request.prompt
+    if line.echo:
+        ids, listed = (*prompt, *given.ids), (*(given.prompt_logprobs or ()), *given.logprobs)
+        offsets = openai_logprobs.text_offsets(ids, text, tokenizer.decoder())
+        return openai_logprobs.of_completion(ids, listed, offsets, tokenizer)
+    offsets = openai_logprobs.text_offsets(given.ids, text, tokenizer.decoder(prompt))
+    return openai_logprobs.of_completion(given.ids, given.logprobs, offsets, tokenizer)
 
 
 def in_their_words(refusal: RequestError) -> RequestError:
@@ -198,6 +223,13 @@ def _prompt(body: dict[str, Any], model: AskedModel) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         raise RequestError(f"prompt must be one text or one list of token ids, got {shown(prompt)}")
     return model.ids_of("prompt", prompt)
+
+
+def _echo(body: dict[str, Any]) -> bool:
+    echo = body.get("echo", False)
+    if not isinstance(echo, bool):
+        raise RequestError(f"echo must be true or false, got {shown(echo)}")
+    return echo
 
 
 def _messages(body: dict[str, Any]) -> list[Any]:

@@ -9,7 +9,7 @@ from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import Content, Line
 from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import own_ends
-from minilab_gen.protocol.results import Answer
+from minilab_gen.protocol.results import Answer, logprobs_to_json
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
@@ -71,6 +71,7 @@ def _choice(line: Line, job_id: str, given: Answer) -> dict[str, Any]:
         "seed": line.seed,
         **given.end.to_json(),
         "text": given.text,
+        **logprobs_to_json(given),
     }
 
 

@@ -168,7 +168,8 @@ class PendingJobs:
         if found is None:
             return None
         if found.end.succeeded:
-            return Answer(found.ids, found.text, found.end, time.time(), fingerprint)
+            listed = (found.logprobs, found.prompt_logprobs)
+            return Answer(found.ids, found.text, found.end, time.time(), fingerprint, *listed)
         return Failure(found.end.reason, _reason(found.end))
 
     def _settle(self, job_id: str, outcome: _Outcome | None) -> EndedLine | None:
