@@ -233,7 +233,7 @@ FAMILIES: Final = {
             "d_hidden": "n_inner",
             "norm_eps": "layer_norm_epsilon",
         },
-        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "n_special": 0},
         activation_key="activation_function",
         defaults=_GPT2,
         read_ropes=learned,

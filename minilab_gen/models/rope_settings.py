@@ -194,7 +194,8 @@ def _whole_context(scaling: AnyScaling, given: Mapping[str, Any], context: Any) 
     trained = scaling.original_max_position_embeddings if isinstance(scaling, LongScaling) else context
     if type(context) is not int or trained >= context or given.get("long_factor") == given.get("short_factor"):
         return context
-    _log.warning("the context is %d tokens and not %d: behind them longrope has other factors", trained, context)
+    why = "a longer sequence has other factors in longrope, which would turn all its earlier keys anew"
+    _log.warning("the context is %d tokens and not %d: %s", trained, context, why)
     return trained
 
 

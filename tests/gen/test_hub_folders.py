@@ -42,6 +42,7 @@ SAID_BESIDE: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "distilgpt2": ("gpt-2", GPT2 | {"_num_labels": 1, "id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}),
+    "gpt2-medium": ("gpt-2", GPT2 | {"n_special": 0, "predict_special_tokens": True}),
     "gpt2-xl": ("gpt-2", GPT2 | {"output_past": True}),
     "dolly-v2": ("pythia", {"custom_pipelines": {"text-generation": {"impl": "instruct_pipeline.X", "pt": "Auto"}}}),
     "gemma-3 of a fine-tuner": (
@@ -68,6 +69,7 @@ def test_logits_are_those_of_transformers_whatever_the_config_says_beside_the_mo
         ("phi-4-mini", "interpolate_factor", 2),
         ("phi-4-mini", "lm_head_bias", True),
         ("gemma-3", "hidden_act", "silu"),
+        ("gpt-2", "n_special", 2),
     ],
 )
 def test_a_key_beside_the_model_that_says_another_is_refused(tmp_path: Path, kind: str, key: str, value: Any) -> None:
