@@ -99,20 +99,22 @@ _SHOWN_WHEN_GIVEN: Final = ("max_new_tokens", "logprobs", "prompt_logprobs")
 
 
 def _settings_line(asked: dict[str, Any] | None) -> dict[str, object]:
-    """The settings that are not at their defaults; long lists by their lengths."""
-    default = GREEDY.to_payload()
+    """The settings that are not at their defaults, with the seed of a sampled job; long lists by their lengths."""
+    default, given = GREEDY.to_payload(), asked or {}
+    always = {*_SHOWN_WHEN_GIVEN, *(("seed",) if given.get("temperature") else ())}
     parts = [
         f"{name} {_short(value)}"
-        for name, value in (asked or {}).items()
-        if name in _SHOWN_WHEN_GIVEN or (value and value != default.get(name))
+        for name, value in given.items()
+        if name in always or (value and value != default.get(name))
     ]
     return {"settings": ", ".join(parts) or None}
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, int | float):
-        return f"{value:g}" if isinstance(value, float) else str(value)
-    return json.dumps(value) if len(value) <= _LISTED else f"of {len(value)}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    is_short = isinstance(value, int) or len(value) <= _LISTED
+    return json.dumps(value, ensure_ascii=False) if is_short else f"of {len(value)}"
 
 
 def _times(known: JobDetails) -> dict[str, datetime | None]:

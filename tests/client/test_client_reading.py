@@ -96,7 +96,10 @@ def test_what_to_start_is_never_the_shipped_model_under_the_name_of_another(
 ) -> None:
     WaitingNotes()(replace(QUEUED, workers_alive=0, model="other", state=state))
 
-    assert ": minilab-worker --model ./other --name other, where ./other is its folder" in capsys.readouterr().err
+    assert (
+        ": minilab-worker --model ./other --name other, where ./other is its folder or GGUF file"
+        in capsys.readouterr().err
+    )
 
 
 # status
@@ -124,6 +127,10 @@ def test_status_tells_the_settings_that_were_asked(connection: redis.Redis) -> N
         "allowed_token_ids of 20, stop_ids [3]\n"
     ) in client("status", "x").stdout
     assert "settings max_new_tokens 64\n" in client("status", "plain").stdout
+    stops = GenerationRequest((5,), 9, SamplingSettings(0.8), (3,), ("é",), include_stop=True)
+    enqueue(connection, stops, Submission(job_id="stops"))
+    end = 'temperature 0.8, seed 0, stop_ids [3], stop ["é"], include_stop true\n'
+    assert f"settings max_new_tokens 9, {end}" in client("status", "stops").stdout
     seen = json.loads(client("status", "x", "--json").stdout)["settings"]
     assert (seen["temperature"], seen["logit_bias"], seen["top_k"]) == (0.8, {"12": -5.0}, None)
 
