@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 _LISTED: Final = 8
 """Entries of a setting that are shown one by one."""
 
+_SHOWN: Final = 60
+"""Characters of one that is an object or text."""
+
 
 @click.command(
     epilog="\b\nExample:\n  minilab-client status 4f2a",
@@ -106,7 +109,10 @@ def _settings_line(asked: dict[str, Any] | None) -> dict[str, object]:
 def _short(value: Any) -> str:
     if isinstance(value, int | float):
         return f"{value:g}" if isinstance(value, float) else str(value)
-    return json.dumps(value) if len(value) <= _LISTED else f"of {len(value)}"
+    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str | dict):
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if len(value) <= _LISTED else f"of {len(value)}"
 
 
 def _times(known: JobDetails) -> dict[str, datetime | None]:
@@ -143,4 +149,6 @@ def _lines(found: JobView) -> dict[str, object]:
 
 
 def _shown_end(end: EndEvent) -> str:
+    if end.complete is False:
+        return f"{end.reason}, not complete"
     return end.reason if end.stop_text is None else f"{end.reason} ({json.dumps(end.stop_text, ensure_ascii=False)})"

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from minilab_client.batch.asked_model import AskedModel
 from minilab_client.batch.line import Content, Line
+from minilab_client.batch.vllm_names import VLLM_FORMS, with_form
 from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import own_ends
 from minilab_gen.protocol import keys
@@ -65,21 +66,20 @@ class Route:
 COMPLETIONS: Final = Route(
     "/v1/completions",
     _SETTINGS,
-    ("prompt",),
+    ("prompt", *VLLM_FORMS),
     {**_OFF, "best_of": (1,), "echo": (False,), "logprobs": (), "suffix": ()},
     ("user",),
 )
 CHAT_COMPLETIONS: Final = Route(
     "/v1/chat/completions",
     {**_SETTINGS, "max_completion_tokens": "max_new_tokens"},
-    ("messages", *EXTRAS),
+    ("messages", *EXTRAS, *VLLM_FORMS),
     {
         **_OFF,
         "logprobs": (False,),
         "top_logprobs": (0,),
         "tool_choice": ("auto",),
         "parallel_tool_calls": (True,),
-        "response_format": ({"type": "text"},),
     },
     ("user", "metadata", "store"),
 )
@@ -89,7 +89,7 @@ _ROUTES: Final = {route.url: route for route in (COMPLETIONS, CHAT_COMPLETIONS)}
 def read(fields: dict[str, Any], model: AskedModel) -> Content:
     """What the line asks for. Raises RequestError."""
     route, body = _checked(fields, model)
-    given = {name: value for name, value in body.items() if value is not None}  # null asks for the default
+    given = with_form(body)
     settings = {ours: given[name] for name, ours in route.settings.items() if name in given}
     settings = {"temperature": DEFAULT_TEMPERATURE, **model.request_fields(settings)}
     if route is COMPLETIONS:
