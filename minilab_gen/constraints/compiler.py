@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from ctypes import addressof, c_char
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from minilab_gen.answer_form import AnswerForm
@@ -16,8 +18,11 @@ from minilab_gen.text.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
-_KEPT: Final = 64
-"""Forms that stay compiled, or refused: a service has few, and each may take some megabytes."""
+_KEPT: Final = 32
+"""Forms that stay compiled, or refused: a service has few, and one may take 20 MB."""
+
+_QUICK: Final = 0.05
+"""Seconds of compiling up to which a form is compiled a second time in the middle of an answer."""
 
 _WORD, _BITS_OF_WORD = 4, 32
 """Bytes and bits of a word of a mask."""
@@ -33,7 +38,7 @@ class FormCompiler:
         self._tokenizer, self._vocab_size = tokenizer, vocab_size
         self._lock = threading.Lock()
         self._library: tuple[LLTokenizer, LLExecutor] | None = None
-        self._known: OrderedDict[AnswerForm, LLMatcher | str] = OrderedDict()
+        self._known: OrderedDict[AnswerForm, _Compiled | str] = OrderedDict()
 
     def start(self, form: AnswerForm, answered: Iterable[int] = (), stop_ids: Collection[int] = ()) -> TokenConstraint:
         """A constraint that has seen these tokens, stop ids aside, which are no part of the form.
@@ -42,7 +47,7 @@ class FormCompiler:
         """
         compiled = self._compiled(form)
         _, executor = self._loaded()
-        constraint = TokenConstraint(compiled.deep_copy(), executor, self._vocab_size)
+        constraint = TokenConstraint(compiled, executor, self._vocab_size, lambda: self._again(form, compiled))
         for token_id in answered:
             if token_id not in stop_ids:
                 constraint.accept(token_id)
@@ -54,7 +59,7 @@ class FormCompiler:
         tokenizer, _ = self._loaded()
         return tokenizer.decode_bytes([token_id])
 
-    def _compiled(self, form: AnswerForm) -> LLMatcher:
+    def _compiled(self, form: AnswerForm) -> _Compiled:
         with self._lock:
             found = self._known.get(form)
             if found is not None:
@@ -69,10 +74,10 @@ class FormCompiler:
             raise RequestError(found)
         return found
 
-    def _compile(self, form: AnswerForm) -> LLMatcher | str:
-        """A matcher at the beginning of the form, or why there is none."""
-        from minilab_gen.constraints.library import matcher
-        from minilab_gen.constraints.trial import complaint, fault_of
+    def _compile(self, form: AnswerForm) -> _Compiled | str:
+        """What the form is compiled to, or why it cannot be."""
+        from minilab_gen.constraints.library import complaint
+        from minilab_gen.constraints.trial import fault_of
 
         what = "the schema" if form.kind == "json_schema" else f"the {form.kind}"
         try:
@@ -81,12 +86,26 @@ class FormCompiler:
             return f"{what} cannot be compiled: {error}"
         fault = fault_of(grammar)
         if fault is None:
-            tokenizer, _ = self._loaded()
-            found = matcher(tokenizer, grammar)
-            if not found.is_error():
-                return found
-            fault = complaint(found.get_error())
+            compiled = self._matched(grammar)
+            if not compiled.matcher.is_error():
+                return compiled
+            fault = complaint(compiled.matcher)
         return f"{what} cannot be compiled: {fault}"
+
+    def _matched(self, grammar: str) -> _Compiled:
+        from minilab_gen.constraints.library import matcher
+
+        tokenizer, _ = self._loaded()
+        start = time.monotonic()
+        found = matcher(tokenizer, grammar)
+        return _Compiled(found, grammar, time.monotonic() - start)
+
+    def _again(self, form: AnswerForm, compiled: _Compiled) -> LLMatcher | None:
+        """The form compiled anew for one answer, if that takes no time; others that begin do not share the old one."""
+        with self._lock:
+            if self._known.get(form) is compiled:
+                del self._known[form]
+        return self._matched(compiled.grammar).matcher if compiled.seconds <= _QUICK else None
 
     def _loaded(self) -> tuple[LLTokenizer, LLExecutor]:
         with self._lock:
@@ -100,11 +119,27 @@ class FormCompiler:
             return self._library
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Compiled:
+    """A form at its beginning."""
+
+    matcher: LLMatcher
+    """Its copies share what they find out about the form, which is bounded: once it is too much, all of them fail."""
+    grammar: str
+    seconds: float
+    """That compiling took."""
+
+
 class TokenConstraint:
     """The form of one answer, after the tokens so far: a :class:`minilab_gen.constraint.Constraint`."""
 
-    def __init__(self, matcher: LLMatcher, executor: LLExecutor, vocab_size: int) -> None:
-        self._matcher, self._executor = matcher, executor
+    def __init__(
+        self, compiled: _Compiled, executor: LLExecutor, vocab_size: int, again: Callable[[], LLMatcher | None]
+    ) -> None:
+        """``again`` gives a matcher that shares nothing, for the case that others have used up what is shared."""
+        self._matcher, self._executor, self._again = compiled.matcher.deep_copy(), executor, again
+        self._is_alone = False
+        self._tokens: list[int] = []
         self._end = vocab_size  # the id behind those of the model stands for the end of the text
         self._bits: memoryview = memoryview(b"")
         self._address = 0
@@ -123,9 +158,12 @@ class TokenConstraint:
     def error(self) -> str | None:
         if not self._matcher.is_error():
             return None
-        return f"the form of the answer leaves no token: {self._matcher.get_error().partition(chr(10))[0]}"
+        from minilab_gen.constraints.library import complaint
+
+        return f"the form of the answer cannot be kept to after {len(self._tokens)} tokens: {complaint(self._matcher)}"
 
     def accept(self, token_id: int) -> None:
+        self._tokens.append(token_id)
         self._matcher.consume_token(token_id)
 
     def prepare(self, constraints: Sequence[TokenConstraint]) -> None:
@@ -135,6 +173,19 @@ class TokenConstraint:
         address = addressof((c_char * len(together)).from_buffer(together))
         matchers = [each.take_bits(together, address, index, size) for index, each in enumerate(constraints)]
         self._executor.unsafe_compute_mask_ptr(matchers, address, size, len(matchers))
+        for each in constraints:
+            each.leave_others()
+
+    def leave_others(self) -> None:
+        """Where the matcher has failed, which may be for the work of others, go on with one that shares nothing."""
+        if self._is_alone or not self._matcher.is_error():
+            return
+        self._is_alone = True
+        own = self._again()
+        if own is not None:
+            self._matcher = own
+            own.consume_tokens(self._tokens)
+            own.unsafe_compute_mask_ptr(self._address, len(self._bits))
 
     def take_bits(self, together: bytearray, address: int, index: int, size: int) -> tuple[LLMatcher, int]:
         """Have the mask in this part of a buffer from now on; the matcher that is to fill it."""

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import os
-import re
 import subprocess
 import sys
 from typing import Final
@@ -16,10 +15,6 @@ SECONDS: Final = 5.0
 
 _MEMORY: Final = 2 * 1024**3
 """Bytes of address space that it may take."""
-
-_QUOTED_LINE: Final = re.compile(r"\n *[0-9]+ \| ")
-_POSITION: Final = re.compile(r"at ([0-9]+)\(([0-9]+)\): ")
-_OF_SCHEMA: Final = "failed to compile JSON schema"
 
 _TAIL: Final = 400
 """Characters of a complaint that are passed on."""
@@ -47,25 +42,11 @@ def main() -> None:
 
         os.nice(10)  # the worker's tokens come first
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
-    from minilab_gen.constraints.library import byte_tokenizer, matcher
+    from minilab_gen.constraints.library import byte_tokenizer, complaint, matcher
 
     found = matcher(byte_tokenizer(), sys.stdin.buffer.read().decode())
     found.compute_bitmask()
-    print(complaint(found.get_error()) if found.is_error() else "")
-
-
-def complaint(error: str) -> str:
-    """What is wrong, by llguidance's error, without the grammar that it quotes; lines are those below our first."""
-    said = " ".join(_QUOTED_LINE.split(error)[0].split())
-    found = _POSITION.match(said)
-    if found is None:
-        return said
-    line, column = int(found[1]) - 1, int(found[2])
-    return (
-        said[found.end() :]
-        if said[found.end() :].startswith(_OF_SCHEMA)
-        else f"at {line}({column}): {said[found.end() :]}"
-    )
+    print(complaint(found) if found.is_error() else "")
 
 
 if __name__ == "__main__":

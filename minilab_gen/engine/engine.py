@@ -242,7 +242,7 @@ class Engine:
         moved: list[Constraint] = []
         for sequence, token in choices:
             if token < 0:
-                outcomes.append(Ended(sequence, "error", NO_TOKEN[token]))
+                outcomes.append(Ended(sequence, "error", _no_token(sequence, token)))
                 self._forget(sequence)
                 continue
             sequence.take(token)
@@ -267,6 +267,12 @@ def _mask(sequences: Iterable[Sequence]) -> None:
     for sequence in sequences:
         if sequence.constraint is not None and sequence.sampler is not None:
             sequence.sampler.mask_bits(sequence.constraint.mask(sequence.request.stop_ids))
+
+
+def _no_token(sequence: Sequence, token: int) -> str:
+    """Why there is no next token, of ``NO_TOKEN``."""
+    why = NO_TOKEN[token]
+    return why if sequence.constraint is None else why.replace("the settings", "the settings and the answer's form")
 
 
 def _no_clock(phase: Phase) -> None:

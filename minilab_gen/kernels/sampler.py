@@ -17,7 +17,7 @@ from minilab_gen.sampling_settings import SamplingSettings
 NO_TOKEN: Final[Mapping[int, str]] = MappingProxyType(
     {
         -1: "non-finite logits",
-        -2: "the settings, and the form of the answer if it has one, leave no token that may be chosen",
+        -2: "the settings leave no token that may be chosen",
         -3: "there is no memory for the sampler's notes, or it is of another vocabulary",
     }
 )
