@@ -15,8 +15,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from minilab_gen.api import cancel, result, submit, tail, tail_async
+    from minilab_gen.api import cancel, job_ids, result, results, submit, tail, tail_async
     from minilab_gen.errors import MiniLabError
+    from minilab_gen.logprobs import TokenLogprobs
     from minilab_gen.protocol.events import EndEvent, TokenEvent
     from minilab_gen.protocol.results import JobResult
     from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
@@ -29,19 +30,23 @@ __all__ = [
     "MiniLabError",
     "SamplingSettings",
     "TokenEvent",
+    "TokenLogprobs",
     "cancel",
+    "job_ids",
     "result",
+    "results",
     "submit",
     "tail",
     "tail_async",
 ]
 
 _HOMES = {
-    **dict.fromkeys(("cancel", "result", "submit", "tail", "tail_async"), "minilab_gen.api"),
+    **dict.fromkeys(("cancel", "job_ids", "result", "results", "submit", "tail", "tail_async"), "minilab_gen.api"),
     **dict.fromkeys(("GREEDY", "GenerationRequest", "SamplingSettings"), "minilab_gen.request"),
     **dict.fromkeys(("EndEvent", "TokenEvent"), "minilab_gen.protocol.events"),
     "JobResult": "minilab_gen.protocol.results",
     "MiniLabError": "minilab_gen.errors",
+    "TokenLogprobs": "minilab_gen.logprobs",
 }
 """The module of each name."""
 

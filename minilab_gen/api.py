@@ -12,20 +12,23 @@ import redis
 
 from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import check_settings, own_ends, request_fields
-from minilab_gen.protocol import endings, keys, results
+from minilab_gen.protocol import endings, keys
+from minilab_gen.protocol import results as results_of_jobs
 from minilab_gen.protocol import tail as tails
 from minilab_gen.protocol.cards import ModelCard, read_card, read_tokenizer
 from minilab_gen.protocol.connection import connect, connect_async
 from minilab_gen.protocol.events import JobState
+from minilab_gen.protocol.groups import jobs_named, requests_of, state_of_all
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.refusals import explained
 from minilab_gen.protocol.script_cache import forget_connection
-from minilab_gen.protocol.submission import Submission, draw_seed, enqueue
+from minilab_gen.protocol.submission import Submission, draw_seed, enqueue_answers
 from minilab_gen.request import (
     DEFAULT_CHAT_TOKENS,
     DEFAULT_MAX_NEW_TOKENS,
     GenerationRequest,
     RequestSettings,
+    check_n,
     check_text,
     given_settings,
 )
@@ -44,20 +47,26 @@ def submit(  # noqa: PLR0913 - each by its name
     priority: Priority = "normal",
     timeout: int = keys.DEFAULT_TIMEOUT,
     ttl: int | None = None,
+    n: int = 1,
     redis_url: str | None = None,
     **settings: Unpack[RequestSettings],
 ) -> str:
-    """Enqueue one job and return its id.
+    """Enqueue one job, or one for each of ``n`` answers, and return its id or that of the group.
 
     ``prompt`` is a text or token ids. Instead, ``chat`` is what the user says to a model that has a chat template,
     or a whole conversation: ``[{"role": "user", "content": "Hello"}, ...]``; ``tools`` and ``chat_template_kwargs`` are
     handed to its template, for instance ``{"enable_thinking": False}``. ``settings`` are the fields of
     :class:`RequestSettings`: ``max_new_tokens`` are by default 64, in a chat 1024; a sampled job without a ``seed``
     draws one; ``stop_ids`` are by default the model's own, with ``ignore_eos`` none; ``stop`` are texts before which an
-    answer ends, or with ``include_stop`` after which; docs/sampling.md has the others. ``timeout`` and ``ttl`` are
-    seconds: of running, and of waiting. Raises RequestError for what can never run, UnknownModelError,
-    DuplicateJobError, RedisUnavailableError.
+    answer ends, or with ``include_stop`` after which; ``logprobs`` and ``prompt_logprobs`` say how many of the most
+    probable tokens are listed with the logprob of each token of the answer, and of the prompt; docs/sampling.md has the
+    others. ``timeout`` and ``ttl`` are seconds: of running, and of waiting.
+
+    The jobs of a group (:func:`job_ids`) have the seeds ``seed``, ``seed + 1``, ..., with 0 after the largest. They are
+    enqueued all or none. Raises RequestError for what can never run, UnknownModelError, DuplicateJobError,
+    RedisUnavailableError.
     """
+    check_n(n)
     given = given_settings(settings)
     asked = _asked(prompt, chat, tools, chat_template_kwargs)
     check_settings(given, default_max_new_tokens(asked))
@@ -66,7 +75,7 @@ def submit(  # noqa: PLR0913 - each by its name
     with closing(connect(redis_url)) as connection, explained(connection):
         request = build_request(connection, asked, given, model)
         try:
-            return enqueue(connection, request, submission)
+            return enqueue_answers(connection, requests_of(request, n), submission)
         finally:
             forget_connection(connection)
 
@@ -150,30 +159,57 @@ def chat_prompt(
     return card.chat.prompt(conversation, tokenizer), tuple(ends)
 
 
-def tail(job_id: str, after: int = 0, *, redis_url: str | None = None) -> tails.Tail:
-    """Yield a job's events after token ``after``, waiting for those to come: tokens, then the end."""
+def job_ids(name: str, *, redis_url: str | None = None) -> list[str]:
+    """The ids of a group's jobs, in the order of their seeds; of a job, its own."""
     with closing(connect(redis_url)) as connection:
-        yield from tails.tail(connection, job_id, after)
+        return jobs_named(connection, name)
+
+
+def tail(job_id: str, after: int = 0, *, redis_url: str | None = None) -> tails.Tail:
+    """Yield a job's events after token ``after``, waiting for those to come: tokens, then the end.
+
+    Of a group, those of one job after the other; an end stands between them.
+    """
+    with closing(connect(redis_url)) as connection:
+        for each in _to_tail(connection, job_id, after):
+            yield from tails.tail(connection, each, after)
 
 
 async def tail_async(job_id: str, after: int = 0, *, redis_url: str | None = None) -> tails.AsyncTail:
     """The async :func:`tail`."""
     with closing(await asyncio.to_thread(connect, redis_url)) as records:  # which may have to start the server
-        async with (
-            aclosing(connect_async(redis_url)) as connection,
-            aclosing(tails.tail_async(connection, records, job_id, after)) as events,
-        ):
-            async for event in events:
-                yield event
+        async with aclosing(connect_async(redis_url)) as connection:
+            for each in await asyncio.to_thread(_to_tail, records, job_id, after):
+                async with aclosing(tails.tail_async(connection, records, each, after)) as events:
+                    async for event in events:
+                        yield event
+
+
+def _to_tail(connection: redis.Redis, name: str, after: int) -> list[str]:
+    tails.Cursor(name, after)  # whatever the name stands for, both are within their rules
+    found = jobs_named(connection, name)
+    if after and len(found) > 1:
+        raise RequestError(
+            f"a group is read from its beginning, got after token {after}; name one job: {found[0]}, ..."
+        )
+    return found
 
 
 def cancel(job_id: str, *, redis_url: str | None = None) -> JobState:
-    """Ask that a job stop; returns the state that it was in. Raises UnknownJobError."""
+    """Ask that a job, or all of a group, stop; returns the state that it was in. Raises UnknownJobError."""
     with closing(connect(redis_url)) as connection, explained(connection):
-        return endings.cancel(connection, job_id)
+        return state_of_all([endings.cancel(connection, each) for each in jobs_named(connection, job_id)])
 
 
-def result(job_id: str, *, redis_url: str | None = None) -> results.JobResult | None:
-    """The answer of a job, or None while it has not ended. Raises UnknownJobError."""
+def result(job_id: str, *, redis_url: str | None = None) -> results_of_jobs.JobResult | None:
+    """The answer of a job, or None while it has not ended. Raises UnknownJobError, and RequestError for a group."""
+    found = results(job_id, redis_url=redis_url)
+    if len(found) > 1:
+        raise RequestError(f"a job has one answer, but {job_id} is a group of {len(found)}; results() gives them all")
+    return found[0]
+
+
+def results(name: str, *, redis_url: str | None = None) -> list[results_of_jobs.JobResult | None]:
+    """The answers of a group's jobs, or of the one job, None for each that has not ended. Raises UnknownJobError."""
     with closing(connect(redis_url)) as connection:
-        return results.result(connection, job_id)
+        return [results_of_jobs.result(connection, each) for each in jobs_named(connection, name)]

@@ -13,18 +13,20 @@ import torch
 from torch import Tensor
 
 from minilab_gen.constraint import Constraint
+from minilab_gen.kernels.logprobs import logprobs_at
+from minilab_gen.logprobs import MOST_LISTED, TokenLogprobs
 from minilab_gen.models.checkpoint import load
 from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.kv_cache import KVCache
 from minilab_gen.request import GREEDY, GenerationRequest, ModelLimits, SamplingSettings
-from minilab_gen.sampling import NoTokenLeftError, Sampler, next_token_probabilities
+from minilab_gen.sampling import NonFiniteLogitsError, NoTokenLeftError, Sampler, next_token_probabilities
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer
 
 Model = KernelModel | MiniLabModel
 """Either is called in the same way. The kernels' bits are the same everywhere; torch's are not."""
 
-__all__ = ["GREEDY", "SamplingSettings", "Step", "generate", "next_token_probabilities"]
+__all__ = ["GREEDY", "SamplingSettings", "Step", "generate", "logprobs", "next_token_probabilities"]
 
 
 class Step(NamedTuple):
@@ -63,6 +65,23 @@ def generate(
     elif cache.length:
         raise ValueError(f"cache must be empty, got one that holds {cache.length} tokens")
     return _steps(model, request, use_cache, cache, constraint)
+
+
+def logprobs(logits: Tensor, token_id: int, count: int = 0) -> TokenLogprobs:
+    """The logprob of a token, and those of the ``count`` most probable ones, from logits (vocab,): their log_softmax.
+
+    Settings have no part in it. Raises ValueError where an argument is out of range, NonFiniteLogitsError where no
+    token can be chosen from the logits.
+    """
+    if not 0 <= count <= MOST_LISTED:
+        raise ValueError(f"count must be 0 to {MOST_LISTED}, got {count}")
+    if not 0 <= token_id < len(logits):
+        raise ValueError(f"token_id must be 0 to {len(logits) - 1}, got {token_id}")
+    row = logits.to("cpu", torch.float32).contiguous()
+    found = logprobs_at(row.data_ptr(), len(row), token_id, count)
+    if found is None:
+        raise NonFiniteLogitsError(f"non-finite logits: the highest is {row.max().item()}")
+    return found
 
 
 @torch.no_grad()

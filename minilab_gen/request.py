@@ -13,6 +13,7 @@ from minilab_gen import field_checks as checks
 from minilab_gen.answer_form import FORM_FIELDS, AnswerForm
 from minilab_gen.errors import RequestError
 from minilab_gen.field_checks import shown
+from minilab_gen.logprobs import MOST_LISTED, check_prompt_size
 from minilab_gen.sampling_settings import (
     GREEDY,
     LARGEST_TEMPERATURE,
@@ -64,6 +65,9 @@ MAX_PROMPT_CHARACTERS = 1_000_000
 """Characters of one prompt: nearly eight for each id, where English has four. A tokenizer takes two seconds for them;
 ten times as many took 18 s and 1.7 GB."""
 
+MAX_ANSWERS = 64
+"""Answers of one submission, which are jobs of their own: as many as a worker runs at a time by default."""
+
 DEFAULT_MAX_NEW_TOKENS = 64
 
 DEFAULT_CHAT_TOKENS = 1024
@@ -74,6 +78,13 @@ MAX_NEW_TOKENS = 2**63 - 1
 
 _NAMED_FIELDS = 8
 """Unknown fields that a refusal names: as many as a request has known ones."""
+
+
+def check_n(n: object) -> int:
+    """The number of answers, if one submission may have so many; else RequestError."""
+    if type(n) is not int or not 1 <= n <= MAX_ANSWERS:
+        raise RequestError(f"n must be a whole number from 1 to {MAX_ANSWERS}, got {shown(n)}")
+    return n
 
 
 def check_text(text: str) -> None:
@@ -132,6 +143,8 @@ class RequestSettings(TypedDict, total=False):
     regex: str | None
     choice: Sequence[str] | None
     grammar: str | None
+    logprobs: int | None
+    prompt_logprobs: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +171,10 @@ class GenerationRequest:
     """Whether the answer keeps the one that ended it."""
     form: AnswerForm | None = None
     """What the answer must be: JSON of a schema, for instance."""
+    logprobs: int | None = None
+    """How many of the most probable tokens are listed with each token's logprob; None for no logprobs."""
+    prompt_logprobs: int | None = None
+    """The same for the tokens of the prompt."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "prompt", checks.ids("prompt", self.prompt, at_most=MAX_PROMPT_IDS))
@@ -167,7 +184,12 @@ class GenerationRequest:
             raise RequestError(f"include_stop must be true or false, got {shown(self.include_stop)}")
         if not self.prompt:
             raise RequestError("prompt must hold at least 1 id, got none")
-        checks.integer("max_new_tokens", self.max_new_tokens, at_least=1, at_most=MAX_NEW_TOKENS)
+        for name, count in {"logprobs": self.logprobs, "prompt_logprobs": self.prompt_logprobs}.items():
+            if count is not None:
+                checks.integer(name, count, at_least=0, at_most=MOST_LISTED)
+        check_prompt_size(len(self.prompt), self.prompt_logprobs)
+        fewest = 1 if self.prompt_logprobs is None else 0
+        checks.integer("max_new_tokens", self.max_new_tokens, at_least=fewest, at_most=MAX_NEW_TOKENS)
         if self.form is not None and not isinstance(self.form, AnswerForm):
             raise RequestError(f"form must be an AnswerForm, got {type(self.form).__name__}")
         if not isinstance(self.settings, SamplingSettings):
@@ -177,8 +199,8 @@ class GenerationRequest:
             raise RequestError(f"min_tokens must be at most {most}, got {self.settings.min_tokens}")
 
     def check_fits(self, limits: ModelLimits) -> None:
-        """Raise RequestError unless the model can run this: ids known, and room for at least one new token."""
-        check_prompt(self.prompt, limits)
+        """Raise RequestError unless the model can run this: ids known, and room for a new token where one is asked."""
+        check_prompt(self.prompt, limits, leaves_room=self.max_new_tokens > 0)
         longest = min(len(self.prompt) + self.max_new_tokens, limits.context_length)
         if limits.kv_tokens is not None and longest > limits.kv_tokens:
             raise RequestError(
@@ -211,6 +233,8 @@ class GenerationRequest:
             **({"stop": list(self.stop)} if self.stop else {}),
             **({"include_stop": True} if self.include_stop else {}),
             **(self.form.to_payload() if self.form else {}),
+            **({} if self.logprobs is None else {"logprobs": self.logprobs}),
+            **({} if self.prompt_logprobs is None else {"prompt_logprobs": self.prompt_logprobs}),
         }
 
     @classmethod
@@ -238,7 +262,11 @@ SETTING_FIELDS: Final[tuple[str, ...]] = tuple(
 GIVEN_FIELDS: Final = (*SETTING_FIELDS, "bad_words", "ignore_eos")
 """What users may set beside the prompt. The last ones become others of a request by its model's card and tokenizer."""
 
-_DEFAULT_DEPENDS: Final = ("max_new_tokens", "seed", "stop_ids", "stop", "include_stop", *FORM_FIELDS)
+_DEFAULT_DEPENDS: Final = (
+    *("max_new_tokens", "seed", "stop_ids", "stop", "include_stop"),
+    *("logprobs", "prompt_logprobs"),
+    *FORM_FIELDS,
+)
 """Settings of which ``None`` is no value: it asks for the default, as leaving them out does."""
 
 
@@ -247,9 +275,9 @@ def given_settings(settings: Mapping[str, object]) -> dict[str, object]:
     return {name: value for name, value in settings.items() if value is not None or name not in _DEFAULT_DEPENDS}
 
 
-def check_prompt(prompt: Sequence[int], limits: ModelLimits) -> None:
-    """Raise RequestError unless a model of these limits can continue the prompt by at least one token."""
-    longest = limits.context_length - 1
+def check_prompt(prompt: Sequence[int], limits: ModelLimits, *, leaves_room: bool = True) -> None:
+    """Raise RequestError unless a model of these limits can read the prompt, and continue it by at least one token."""
+    longest = limits.context_length - leaves_room
     if not 1 <= len(prompt) <= longest:
         raise RequestError(f"prompt must hold 1 to {longest} ids, got {len(prompt)}")
     for index, token in enumerate(prompt):

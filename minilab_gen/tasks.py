@@ -20,6 +20,7 @@ from rq.timeouts import JobTimeoutException
 
 from minilab_gen.constraints.compiler import FormCompiler
 from minilab_gen.errors import JobCancelledError, JobTimeoutError, MiniLabError, StreamError
+from minilab_gen.logprobs import prompt_to_text
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.clock import server_time
 from minilab_gen.protocol.endings import has_expired
@@ -120,6 +121,7 @@ class _Task:
         self._seconds = seconds_to_run(job)
         self._deadline = time.monotonic() + self._seconds - _BEFORE_THE_ALARM
         self._transcript = Transcript()
+        self._sequence: Any = None  # of the engine, which needs the kernels
 
     def run(self) -> dict[str, Any]:
         """Generate to the end; whatever that is, the stream gets its terminal entry."""
@@ -156,13 +158,14 @@ class _Task:
         answered = self._transcript.ids
         constraint = _constraint_of(request, answered, compiler)
         engine = Engine(model, 1)
-        engine.add(Sequence(self._job.id, request, answered, self._deadline, constraint))
+        self._sequence = Sequence(self._job.id, request, answered, self._deadline, constraint)
+        engine.add(self._sequence)
         while engine.has_work:
             if self._connection.exists(keys.cancel_flag(self._job.id)):
                 raise JobCancelledError(f"job {self._job.id} was cancelled")
             for outcome in engine.step():
                 if isinstance(outcome, Chosen):
-                    event = self._transcript.add(outcome.token_id)
+                    event = self._transcript.add(outcome.token_id, outcome.logprobs)
                     if self._transcript.has_stopped():
                         return "stop", {}  # the token goes out with the end
                     self._publish(event)
@@ -201,4 +204,7 @@ class _Task:
 
     def _publish(self, *events: Event) -> None:
         entries = [(self._job.id, event) for event in events]
-        publish(self._connection, entries, running_ttl=self._seconds + keys.RETENTION)
+        end = self._transcript.end
+        scores = self._sequence.prompt_logprobs if end is not None and end.succeeded and self._sequence else None
+        written = None if scores is None else prompt_to_text(scores)
+        publish(self._connection, entries, running_ttl=self._seconds + keys.RETENTION, prompt_logprobs=written)

@@ -46,8 +46,11 @@ def cancel(
 ) -> ExitCode:
     """Ask that each JOB stop: at once while it waits, within two tokens while it runs.
 
-    The tokens that it has stay readable. A job that has ended stays as it is, which is no error.
+    The tokens that it has stay readable. A job that has ended stays as it is, which is no error. Of a group, all jobs
+    are stopped.
     """
+    from minilab_gen.protocol.groups import jobs_named
+
     if bool(ids) == all_queued:
         raise click.UsageError("give either JOB... or --all-queued")
     if all_queued and not yes and not sys.stdin.isatty():
@@ -56,7 +59,7 @@ def cancel(
         if all_queued:
             return _cancel_all(connection, model, yes, as_json)
         code = ExitCode.DONE
-        for job_id in ids:
+        for job_id in (job_id for name in ids for job_id in jobs_named(connection, name)):
             try:
                 _cancel(connection, job_id, as_json)
             except UnknownJobError as error:  # the others are stopped all the same

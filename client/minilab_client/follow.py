@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import click
 import redis
@@ -47,10 +48,13 @@ class TextPrinter:
 
 
 class JsonPrinter:
-    """One JSON object for each event."""
+    """One JSON object for each event; of a job that is one of several it names the job and its place among them."""
+
+    def __init__(self, job_id: str | None = None, index: int | None = None) -> None:
+        self._of: dict[str, Any] = {} if job_id is None else {"job_id": job_id, "index": index}
 
     def show(self, event: Event) -> None:
-        write_json({"event": "end" if isinstance(event, EndEvent) else "token", **event.to_json()})
+        write_json({"event": "end" if isinstance(event, EndEvent) else "token", **self._of, **event.to_json()})
 
     def stop(self) -> None:
         pass
@@ -83,6 +87,15 @@ def reason_to_wait(view: JobView) -> str | None:
     return "it is the next in the queue"
 
 
+@dataclass(frozen=True, slots=True)
+class Of:
+    """The group of which a job is shown."""
+
+    group_id: str
+    wait: float | None
+    """Seconds that all of its jobs together are read for."""
+
+
 def follow(
     connection: redis.Redis,
     job_id: str,
@@ -90,6 +103,8 @@ def follow(
     printer: Printer,
     on_wait: OnWait | None = None,
     wait: float | None = None,
+    *,
+    group: Of | None = None,
 ) -> ExitCode:
     """Show the events after token ``after``, to the end; the exit code for how the job ended.
 
@@ -107,25 +122,35 @@ def follow(
                 return say_end(job_id, event)
     except KeyboardInterrupt:
         printer.stop()
-        say(f"the job goes on; read on with: {_rest(job_id, seen)}")
+        goes_on = "the job goes on" if group is None else "the jobs go on"
+        say(f"{goes_on}; read on with: {_rest(job_id, seen, group)}")
         raise click.exceptions.Exit(ExitCode.INTERRUPTED) from None
     except NotEndedError as error:
         printer.stop()
-        raise NotEndedError(f"{error}; it goes on, read on with: {_rest(job_id, seen)}") from error
+        again = f"it goes on, read on with: {_rest(job_id, seen, group)}"
+        raise NotEndedError(f"{_unended(job_id, error, group)}; {again}") from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
         printer.stop()
-        raise RedisUnavailableError(f"{redis_complaint(error)}: {_rest(job_id, seen)}") from error
+        raise RedisUnavailableError(f"{redis_complaint(error)}: {_rest(job_id, seen, group)}") from error
     raise AssertionError("a tail must end with the end of its job")
 
 
-def wait_for_end(connection: redis.Redis, job_id: str, wait: float | None) -> None:
+def wait_for_end(connection: redis.Redis, job_id: str, wait: float | None, *, group: Of | None = None) -> None:
     """Return when a job has ended, and say meanwhile what it waits for. Raises NotEndedError after ``wait`` seconds."""
     try:
         for _ in tail(connection, job_id, on_wait=WaitingNotes(), wait=wait):
             pass
     except NotEndedError as error:
-        raise NotEndedError(f"{error}; it goes on, ask again with: minilab-client result {job_id} --wait") from error
+        name = job_id if group is None else group.group_id
+        again = f"it goes on, ask again with: minilab-client result {name} --wait"
+        raise NotEndedError(f"{_unended(job_id, error, group)}; {again}") from error
 
 
-def _rest(job_id: str, seen: int) -> str:
-    return f"minilab-client tail {job_id} --from {seen}"
+def _unended(job_id: str, error: NotEndedError, group: Of | None) -> str:
+    """What was waited for; of a group, the time for all of its jobs, and not what was left of it for this one."""
+    return str(error) if group is None else f"job {job_id} has not ended within {group.wait:g} s"
+
+
+def _rest(job_id: str, seen: int, group: Of | None = None) -> str:
+    others = "" if group is None else f"; all answers: minilab-client tail {group.group_id}"
+    return f"minilab-client tail {job_id} --from {seen}{others}"

@@ -11,6 +11,7 @@ from minilab_client import parameters
 from minilab_client.completion import complete_models
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.keys import Priority
+from minilab_gen.request import MAX_ANSWERS
 
 _Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 
@@ -24,6 +25,14 @@ model_option: _Option = click.option(
     envvar="MINILAB_MODEL",
     show_envvar=True,
     help="The model to ask; `minilab-client models` lists them.",
+)
+
+n_option: _Option = click.option(
+    "--n",
+    type=parameters.number_of_answers,
+    default="1",
+    metavar="N",
+    help=f"Answers to give, up to {MAX_ANSWERS}, each a job of its own with the next seed. Default: 1.",
 )
 
 template_kwargs_option: _Option = click.option(

@@ -14,6 +14,7 @@ import click
 
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.keys import LONGEST_TIME, check_job_id, check_model_name, without_owner
+from minilab_gen.request import check_n
 
 MAX_WHOLE = 2**63 - 1
 """The largest whole number taken: what Redis counts with, and a bound on the digits that Python is asked to read."""
@@ -39,6 +40,15 @@ def whole_number_from_1(text: str) -> int:
     if number < 1:
         raise click.BadParameter(f"must be at least 1, got {number}")
     return number
+
+
+def number_of_answers(text: str) -> int:
+    """How many answers one request is to have."""
+    number = whole_number(text)
+    try:
+        return check_n(number)
+    except RequestError as error:
+        raise click.BadParameter(str(error).removeprefix("n ")) from error
 
 
 def token_number(text: str) -> int:

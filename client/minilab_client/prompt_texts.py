@@ -26,12 +26,13 @@ class PromptTexts:
 
     def beginning(self, model: str, first_ids: Sequence[int], count: int) -> str | None:
         """The beginning of a prompt in one line; None where no tokenizer is known, or its tokens have no text."""
-        tokenizer = self._tokenizer(model)
+        tokenizer = self.tokenizer(model)
         text = "" if tokenizer is None else one_line(tokenizer.decode(first_ids).rstrip("\N{REPLACEMENT CHARACTER}"))
         is_whole = count <= len(first_ids) and len(text) <= LONGEST
         return (text if is_whole else f"{text[: LONGEST - 1].rstrip()}…") if text else None
 
-    def _tokenizer(self, model: str) -> Tokenizer | None:
+    def tokenizer(self, model: str) -> Tokenizer | None:
+        """That of a model; None where it cannot be read."""
         if model not in self._tokenizers:
             self._tokenizers[model] = None
             with suppress(MiniLabError):  # no card, or one that has expired or cannot be read

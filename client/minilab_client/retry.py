@@ -29,7 +29,8 @@ def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, wait: f
     """Submit each JOB that has ended again, however it ended, and print the ids of the new jobs.
 
     They have the same request, seed, model, priority, timeout and ttl, and a new id: a token stream that has ended is
-    closed for good, and what it holds stays readable under the old one. A JOB that has not ended is refused.
+    closed for good, and what it holds stays readable under the old one. A JOB that has not ended is refused. A group is
+    submitted again as a group.
     """
     if wait is not None and not follows:
         raise click.UsageError("--wait goes with --follow")
@@ -38,30 +39,36 @@ def retry(settings: ClientSettings, ids: tuple[str, ...], follows: bool, wait: f
     from minilab_client.submitted import follow_submitted, say_unserved
 
     code = ExitCode.DONE
-    submitted = []
+    submitted: dict[str, list[str]] = {}
     with settings.connect() as connection:
         for job_id in ids:
             try:
-                new_id = _submit_again(connection, job_id, follows, as_json)
+                new_id, job_ids = _submit_again(connection, job_id, follows, as_json)
             except MiniLabError as error:  # the others are repeated all the same
                 code = report(error)
             else:
-                submitted.append(new_id)
+                submitted[new_id] = job_ids
         if follows and submitted:
-            return follow_submitted(connection, submitted[0], as_json, wait)
-        say_unserved(connection, *submitted)
+            return follow_submitted(connection, *next(iter(submitted.items())), as_json, wait)
+        say_unserved(connection, *(job_ids[0] for job_ids in submitted.values()))
     return code
 
 
-def _submit_again(connection: redis.Redis, job_id: str, follows: bool, as_json: bool) -> str:
+def _submit_again(connection: redis.Redis, name: str, follows: bool, as_json: bool) -> tuple[str, list[str]]:
+    """The id of the new job or group, and those of its jobs."""
     from minilab_client.submitted import tell_submitted
     from minilab_gen.protocol.cards import read_card
+    from minilab_gen.protocol.groups import job_ids_of, jobs_named
     from minilab_gen.protocol.original_request import original_request_of
-    from minilab_gen.protocol.submission import enqueue
+    from minilab_gen.protocol.submission import enqueue_answers
 
-    original = original_request_of(connection, job_id)
-    model = original.submission.model
-    original.request.check_fits(read_card(connection, model).limits)
-    new_id = enqueue(connection, original.request, original.submission)
-    tell_submitted(new_id, follows, as_json, model=model, seed=original.request.settings.seed, retry_of=job_id)
-    return new_id
+    originals = [original_request_of(connection, job_id) for job_id in jobs_named(connection, name)]
+    requests = [original.request for original in originals]
+    submission = originals[0].submission
+    for request in requests:
+        request.check_fits(read_card(connection, submission.model).limits)
+    new_id = enqueue_answers(connection, requests, submission)
+    job_ids = job_ids_of(new_id, len(requests))
+    seed = requests[0].settings.seed
+    tell_submitted(new_id, job_ids, follows, as_json, model=submission.model, seed=seed, retry_of=name)
+    return new_id, job_ids

@@ -12,6 +12,7 @@ import click
 
 from minilab_client import parameters
 from minilab_client.given_text import read_prompt
+from minilab_gen.logprobs import MOST_LISTED
 from minilab_gen.request import GIVEN_FIELDS, MAX_STOP_IDS, MAX_STOP_TEXTS
 
 _Command = Callable[..., Any]
@@ -185,9 +186,26 @@ _OPTIONS = (
 )
 
 
-def sampling_options(most: str) -> _Option:
+_LOGPROBS = (
+    click.option(
+        "--logprobs",
+        type=parameters.whole_number,
+        metavar="K",
+        help=f"Give the logprob of each token, and the K most probable tokens, 0 to {MOST_LISTED}. Default: none.",
+    ),
+    click.option(
+        "--prompt-logprobs",
+        type=parameters.whole_number,
+        metavar="K",
+        help="The same for the tokens of the prompt. With --max-new-tokens 0 the prompt is scored, and nothing else.",
+    ),
+)
+
+
+def sampling_options(most: str, *, logprobs: bool = False) -> _Option:
     """An option for each setting of a request, named as its field; ``most`` is the default of ``--max-new-tokens``.
 
+    Those of ``logprobs`` are for commands whose output has some.
     The command gets those that were given as one mapping, ``sampling``, with the names of :data:`GIVEN_FIELDS`.
     """
     limit = _setting(
@@ -199,7 +217,7 @@ def sampling_options(most: str) -> _Option:
 
     def decorate(command: _Command) -> _Command:
         decorated = _taking_one_mapping(command)
-        for option in reversed((limit, *_OPTIONS, *_MORE_OPTIONS, *_FORM_OPTIONS)):
+        for option in reversed((limit, *_OPTIONS, *_MORE_OPTIONS, *(_LOGPROBS if logprobs else ()), *_FORM_OPTIONS)):
             decorated = option(decorated)
         return decorated
 

@@ -1,4 +1,4 @@
-"""``minilab-client submit``: put one job into the queue."""
+"""``minilab-client submit``: put one job into the queue, or one for each of several answers."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from minilab_client.given_text import STANDARD_INPUT, read_prompt
 from minilab_client.job_options import (
     max_queued_option,
     model_option,
+    n_option,
     priority_option,
     template_kwargs_option,
     timeout_option,
@@ -45,6 +46,8 @@ class _NewJob:
     sampling: Mapping[str, object]
     """The settings that were given."""
     submission: Submission
+    n: int
+    """Answers to give."""
 
     def __post_init__(self) -> None:
         # Before Redis is asked for the model's tokenizer and limits.
@@ -54,12 +57,13 @@ class _NewJob:
             GenerationRequest(self.prompt)
 
     def send(self, connection: redis.Redis) -> tuple[str, GenerationRequest]:
-        """Check against the model card and enqueue; the job id and the request as it stands in the queue."""
+        """Check against the model card and enqueue; the id and the first answer's request as it stands in the queue."""
         from minilab_gen.api import build_request
-        from minilab_gen.protocol.submission import enqueue
+        from minilab_gen.protocol.groups import requests_of
+        from minilab_gen.protocol.submission import enqueue_answers
 
         request = build_request(connection, self.prompt, self.sampling, self.submission.model)
-        return enqueue(connection, request, self.submission), request
+        return enqueue_answers(connection, requests_of(request, self.n), self.submission), request
 
     @property
     def draws_seed(self) -> bool:
@@ -100,8 +104,9 @@ class _NewJob:
     metavar="FILE",
     help="A file that holds TEXT.",
 )
-@sampling_options(f"{DEFAULT_MAX_NEW_TOKENS}, with --chat {DEFAULT_CHAT_TOKENS}")
+@sampling_options(f"{DEFAULT_MAX_NEW_TOKENS}, with --chat {DEFAULT_CHAT_TOKENS}", logprobs=True)
 @click.option("--job-id", type=parameters.job_id, metavar="JOB", help="The id to give the job. Default: a new one.")
+@n_option
 @timeout_option
 @click.option(
     "--ttl",
@@ -129,6 +134,7 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
     template_kwargs: Any,
     file: Path | None,
     job_id: str | None,
+    n: int,
     timeout: int,
     ttl: int | None,
     priority: Priority,
@@ -141,10 +147,15 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
 ) -> ExitCode:
     """Put a job into the queue: continue TEXT, the text in FILE, or --ids. Prints the job id.
 
+    With --n above 1, a group of jobs is submitted and its id printed: `tail`, `result`, `status`, `cancel`, `verify`
+    and `retry` take it for all of its jobs. These are named ID-0, ID-1, ... and have the seeds --seed, --seed + 1, ...,
+    with 0 after the largest.
+
     Standard input is read where TEXT is -, or where nothing is given and it is no terminal. With --chat the model
     answers TEXT, in the form that its own chat template gives a conversation; `minilab-client chat` keeps one going.
     """
     from minilab_client.submitted import follow_submitted, say_cut, say_unserved
+    from minilab_gen.protocol.groups import job_ids_of
     from minilab_gen.protocol.submission import Submission
 
     if wait is not None and not follows:
@@ -155,15 +166,15 @@ def submit(  # noqa: PLR0913, PLR0917 - click passes one argument for each optio
         prompt = prompt.with_extras(_read_tools(tools), template_kwargs)
     else:
         _check_plain({"--system": system, "--tools": tools, "--chat-template-kwargs": template_kwargs})
-    new = _NewJob(prompt, sampling, Submission(model, job_id, priority, timeout, ttl, max_queued))
+    new = _NewJob(prompt, sampling, Submission(model, job_id, priority, timeout, ttl, max_queued), n)
     with settings.connect() as connection:
         submitted, request = new.send(connection)
         _tell(submitted, request, new, follows, as_json)
         if "max_new_tokens" in sampling:
             say_cut(connection, request, model)
         if follows:
-            return follow_submitted(connection, submitted, as_json, wait)
-        say_unserved(connection, submitted)
+            return follow_submitted(connection, submitted, job_ids_of(submitted, n), as_json, wait)
+        say_unserved(connection, job_ids_of(submitted, n)[0])
     return ExitCode.DONE
 
 
@@ -227,10 +238,11 @@ def _piped_text() -> str:
 
 
 def _tell(job_id: str, request: GenerationRequest, new: _NewJob, follows: bool, as_json: bool) -> None:
-    """Say which job it is, and the seed that was drawn for it."""
+    """Say which job or group it is, and the seed that was drawn for it."""
     from minilab_client.submitted import tell_submitted
+    from minilab_gen.protocol.groups import job_ids_of, seed_of
 
     seed = new.seed_of(request)
-    tell_submitted(job_id, follows, as_json, model=new.submission.model, seed=seed)
+    tell_submitted(job_id, job_ids_of(job_id, new.n), follows, as_json, model=new.submission.model, seed=seed)
     if new.draws_seed and seed is not None and not as_json:
-        say(f"seed {seed}")
+        say(f"seed {seed}" if new.n == 1 else f"seeds {seed} to {seed_of(seed, new.n - 1)}")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 import redis
 
+from minilab_client.answers import follow_answers
 from minilab_client.exit_codes import ExitCode
-from minilab_client.follow import JsonPrinter, TextPrinter, WaitingNotes, follow, reason_to_wait
+from minilab_client.follow import WaitingNotes, reason_to_wait
 from minilab_client.output import flush, say, write, write_json
 from minilab_gen.errors import MiniLabError
 from minilab_gen.protocol.cards import read_card
@@ -16,24 +18,30 @@ from minilab_gen.protocol.jobs import view
 from minilab_gen.request import GenerationRequest
 
 
-def tell_submitted(job_id: str, follows: bool, as_json: bool, **details: Any) -> None:
-    """Print the id of a new job, or where its text follows on stdout, say it; the details are for JSON only."""
+def tell_submitted(name: str, job_ids: Sequence[str], follows: bool, as_json: bool, **details: Any) -> None:
+    """Print the id of a new job or group, or say it where text follows on stdout; the details are for JSON only."""
     if as_json:
-        write_json({"event": "submitted", "job_id": job_id, **details})
+        of_group = {"job_ids": list(job_ids)} if len(job_ids) > 1 else {}
+        write_json({"event": "submitted", "job_id": name, **details, **of_group})
     elif follows:
-        say(f"job {job_id}")
+        say(f"job {name}" if len(job_ids) == 1 else f"group {name}: jobs {job_ids[0]} to {job_ids[-1]}")
     else:
-        write(f"{job_id}\n")
+        write(f"{name}\n")
 
 
-def follow_submitted(connection: redis.Redis, job_id: str, as_json: bool, wait: float | None) -> ExitCode:
-    """Show the events of a new job, to the end; the exit code for how it ended. Raises NotEndedError after ``wait``."""
+def follow_submitted(
+    connection: redis.Redis, name: str, job_ids: Sequence[str], as_json: bool, wait: float | None
+) -> ExitCode:
+    """Show the events of a new job or group, to the end; the exit code for how it ended.
+
+    Raises NotEndedError after ``wait`` seconds.
+    """
     flush()
     notes = WaitingNotes()
-    now = view(connection, job_id)
+    now = view(connection, job_ids[0])
     if not now.workers_alive:  # said at once; that others are before it can wait until it really takes a while
         notes(now)
-    return follow(connection, job_id, 0, JsonPrinter() if as_json else TextPrinter(), notes, wait)
+    return follow_answers(connection, name, job_ids, as_json, notes, wait)
 
 
 def say_unserved(connection: redis.Redis, *job_ids: str) -> None:

@@ -29,9 +29,19 @@ from minilab_client.settings import ClientSettings, pass_settings, redis_url_opt
 def tail(settings: ClientSettings, job: str, after: int, wait: float | None, as_json: bool) -> ExitCode:
     """Print the tokens of JOB, waiting for those to come, until it ends.
 
-    Any number of readers may do so at once. Ctrl-C stops the reading, not the job.
+    Any number of readers may do so at once. Ctrl-C stops the reading, not the job. Of a group, the answers are printed
+    one after the other, and the exit code is that of the one that ended worst.
     """
+    from minilab_client.answers import follow_answers
     from minilab_client.follow import JsonPrinter, TextPrinter, follow
+    from minilab_gen.protocol.groups import jobs_named
 
     with settings.connect() as connection:
-        return follow(connection, job, after, JsonPrinter() if as_json else TextPrinter(), wait=wait)
+        job_ids = jobs_named(connection, job)
+        if len(job_ids) == 1:
+            return follow(connection, job, after, JsonPrinter() if as_json else TextPrinter(), wait=wait)
+        if after:
+            raise click.UsageError(
+                f"--from goes with one job, {job} is a group; name one: {job_ids[0]} to {job_ids[-1]}"
+            )
+        return follow_answers(connection, job, job_ids, as_json, wait=wait)

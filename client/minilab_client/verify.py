@@ -62,17 +62,23 @@ def verify(
     it has are compared. The computation is a job of its own. Afterwards nothing of it remains in Redis, also after
     Ctrl-C. A job that another model has made, by its fingerprint, cannot be compared.
 
-    The exit code is 0 if all are equal, 1 if one is not.
+    Of a group, each job is verified. The exit code is 0 if all are equal, 1 if one is not.
     """
     if bool(ids) == (last is not None):
         raise click.UsageError("give either JOB... or --last N")
     if ids and model is not None:
         raise click.UsageError("--model goes with --last")
     with settings.connect() as connection:
-        job_ids = list(ids) if last is None else _newest(connection, last, model)
+        job_ids = _named(connection, ids) if last is None else _newest(connection, last, model)
         if not job_ids:
             say("no finished job to verify")
         return _verify(connection, job_ids, priority, as_json)
+
+
+def _named(connection: redis.Redis, names: tuple[str, ...]) -> list[str]:
+    from minilab_gen.protocol.groups import jobs_named
+
+    return [job_id for name in names for job_id in jobs_named(connection, name)]
 
 
 def _newest(connection: redis.Redis, count: int, model: str | None) -> list[str]:
@@ -115,4 +121,9 @@ def _as_json(verdict: Verification) -> dict[str, object]:
     difference = shown.pop("difference") or {}
     found = {name: difference.get(name) for name in ("token", "stored", "recomputed")}
     # `asdict` leaves a token a tuple.
-    return shown | {name: each._asdict() if isinstance(each, TokenEvent) else each for name, each in found.items()}
+    return shown | {name: _token(each) if isinstance(each, TokenEvent) else each for name, each in found.items()}
+
+
+def _token(event: TokenEvent) -> dict[str, object]:
+    listed = {} if event.logprobs is None else event.logprobs.to_json()
+    return {"number": event.number, "token_id": event.token_id, "text": event.text, **listed}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
 from minilab_gen.engine.masks import Masks
+from minilab_gen.engine.rows import CHOSEN, Choice, StepRows
 from minilab_gen.engine.scheduler import Chunk, Scheduler
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
 from minilab_gen.errors import RequestError
@@ -28,6 +29,9 @@ _PREFILL_SHARE, _LEAST_PREFILL = 4, 64
 """Prompt tokens that one step reads at most: so many for each slot, but no fewer. A newcomer then delays its
 neighbours by two or three of their steps: a product over four times the rows takes less than four times as long."""
 
+_JUDGED_LOGITS, _LEAST_JUDGED = 2**22, 16
+"""Logits of a prompt that one step computes at most where its logprobs are wanted, 16 MB; but so many rows at least."""
+
 OnLogits = Callable[[Sequence, "Tensor"], None]
 
 Phase = Literal["plan", "prefill", "decode", "settle"]
@@ -37,38 +41,6 @@ ends when the tokens are chosen."""
 OnPhase = Callable[[Phase], None]
 
 _log = logging.getLogger(__name__)
-
-
-_Choice = tuple[Sequence, int]
-"""A sequence and its next token; of ``NO_TOKEN`` where there is none."""
-
-
-class _Rows:
-    """What a step reads, row by row, and the sequences that are read to their end with it."""
-
-    def __init__(self, chunks: Iterable[Chunk]) -> None:
-        ids: list[int] = []
-        slots: list[int] = []
-        positions: list[int] = []
-        outputs: list[int] = []
-        finished: list[Sequence] = []
-        for sequence, tokens in chunks:
-            start, slot = sequence.read, sequence.slot
-            assert slot is not None, "a sequence must hold a slot before it is read"
-            if tokens == 1:  # nearly always: it decodes
-                ids.append(sequence.ids[start])
-                slots.append(slot)
-                positions.append(start)
-            else:
-                ids += sequence.ids[start : start + tokens]
-                slots += [slot] * tokens
-                positions += range(start, start + tokens)
-            if start + tokens == len(sequence.ids):
-                outputs.append(len(ids) - 1)
-                finished.append(sequence)
-        self.ids, self.slots, self.positions = ids, slots, positions
-        self.outputs, self.finished = outputs, finished
-        """The last row of each finished sequence, and these sequences."""
 
 
 class Engine:
@@ -103,7 +75,8 @@ class Engine:
         self._decoder = model.decoder(max_batch, threads)
         self._limits = ModelLimits(model.config.vocab_size, context, kv_tokens)
         budget = kv_tokens if kv_tokens < max_batch * context else None
-        self._scheduler = Scheduler(max_batch, budget, prefill_tokens, self._decoder.release)
+        judged_tokens = max(_LEAST_JUDGED, _JUDGED_LOGITS // model.config.vocab_size)
+        self._scheduler = Scheduler(max_batch, budget, prefill_tokens, self._decoder.release, judged_tokens)
         self._on_logits = on_logits
         self._on_phase = on_phase or _no_clock
         self._known: dict[str, Sequence] = {}
@@ -154,6 +127,7 @@ class Engine:
         self._on_phase("plan")
         choices, refused = self._read_and_choose(chunks)
         outcomes += self._settle(choices)
+        outcomes += self._end_scored(chunks)
         for ended in refused:
             self._forget(ended.sequence)
         outcomes += refused
@@ -172,9 +146,12 @@ class Engine:
             if sequence.deadline is not None and now >= sequence.deadline:
                 self.end(sequence.name, "timeout")
             elif not sequence.read and (reason := sequence.end_after(self._limits.context_length)):
-                self.end(sequence.name, reason)
+                sequence.over = reason
+                if sequence.is_scored:
+                    self.end(sequence.name, reason)
         for sequence in self._constrained.values():
-            self._end_by_form(sequence)
+            if sequence.over is None:
+                self._end_by_form(sequence)
         removed: list[Outcome] = list(self._ending.values())
         self._ending = {}
         for ended in removed:
@@ -189,7 +166,7 @@ class Engine:
         elif sequence.constraint.must_end:
             self.end(sequence.name, "stop")
 
-    def _read_and_choose(self, chunks: list[Chunk]) -> tuple[list[_Choice], list[Ended]]:
+    def _read_and_choose(self, chunks: list[Chunk]) -> tuple[list[Choice], list[Ended]]:
         """Read the step's tokens and choose after each sequence that is read to its end.
 
         If the kernels refuse, each sequence is read alone, which gives the same bits: only the guilty ones end.
@@ -198,7 +175,7 @@ class Engine:
             return self._read(chunks), []
         except KernelError as error:
             _log.warning("a step is taken again, one sequence at a time: %s", error)
-        choices: list[_Choice] = []
+        choices: list[Choice] = []
         refused: list[Ended] = []
         for chunk in chunks:
             try:
@@ -208,51 +185,65 @@ class Engine:
                 refused.append(Ended(chunk.sequence, "error", str(error)))
         return choices, refused
 
-    def _read(self, chunks: list[Chunk]) -> list[_Choice]:
+    def _read(self, chunks: list[Chunk]) -> list[Choice]:
         if not chunks:
             return []
-        rows = _Rows(chunks)
-        logits = self._room_for_logits(len(rows.finished)) if self._on_logits else None
+        rows = StepRows(chunks)
+        logits = self._room_for_logits(len(rows.outputs)) if self._on_logits else None
         if self._constrained:
-            _mask(rows.finished)
+            _mask(rows.readers)
         chosen = self._decoder.run(
             rows.ids,
             rows.slots,
             rows.positions,
             rows.outputs,
-            samplers=[sequence.sampler for sequence in rows.finished],
+            samplers=rows.samplers,
             logits=None if logits is None else logits.data_ptr(),
+            logprobs=rows.room,
         )
-        self._on_phase("decode" if len(rows.ids) == len(chunks) == len(rows.finished) else "prefill")
+        choices = rows.choices(chosen)
+        self._on_phase("decode" if len(rows.ids) == len(chunks) == len(choices) else "prefill")
         for sequence, tokens in chunks:
             sequence.read += tokens
         if self._on_logits and logits is not None:
-            for sequence, row in zip(rows.finished, logits, strict=True):
-                self._on_logits(sequence, row)
-        return list(zip(rows.finished, chosen, strict=True))
+            for sequence, judged, row in zip(rows.readers, rows.judged, logits, strict=True):
+                if judged == CHOSEN:
+                    self._on_logits(sequence, row)
+        return choices
 
     def _room_for_logits(self, rows: int) -> Tensor:
         import torch  # which a worker does without
 
         return torch.empty(rows, self._limits.vocab_size)
 
-    def _settle(self, choices: Iterable[_Choice]) -> list[Outcome]:
+    def _settle(self, choices: Iterable[Choice]) -> list[Outcome]:
         """Give each sequence its token, and release the slots of those that end with it."""
         outcomes: list[Outcome] = []
         moved: list[Constraint] = []
-        for sequence, token in choices:
+        for sequence, token, listed in choices:
+            if sequence.name not in self._known:  # it ended for what was said of another of its rows
+                continue
             if token < 0:
                 outcomes.append(Ended(sequence, "error", _no_token(sequence, token)))
                 self._forget(sequence)
                 continue
             sequence.take(token)
-            outcomes.append(Chosen(sequence, sequence.tokens, token))
+            outcomes.append(Chosen(sequence, sequence.tokens, token, listed))
             if reason := sequence.end_after(self._limits.context_length):
                 outcomes.append(Ended(sequence, reason))
                 self._forget(sequence)
             elif sequence.constraint is not None:
                 moved.append(sequence.constraint)
         self._masks.start(moved)
+        return outcomes
+
+    def _end_scored(self, chunks: Iterable[Chunk]) -> list[Outcome]:
+        """End the sequences of which only a prompt's logprobs were wanted, once they are all there."""
+        outcomes: list[Outcome] = []
+        for sequence, _ in chunks:
+            if sequence.over is not None and sequence.is_scored and sequence.name in self._known:
+                outcomes.append(Ended(sequence, sequence.over))
+                self._forget(sequence)
         return outcomes
 
     def _forget(self, sequence: Sequence) -> None:

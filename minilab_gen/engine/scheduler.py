@@ -28,13 +28,20 @@ class Scheduler:
     """The queue before ``slots`` slots."""
 
     def __init__(
-        self, slots: int, kv_tokens: int | None, prefill_tokens: int, on_release: Callable[[int], None]
+        self,
+        slots: int,
+        kv_tokens: int | None,
+        prefill_tokens: int,
+        on_release: Callable[[int], None],
+        judged_tokens: int | None = None,
     ) -> None:
         """``kv_tokens`` may be held in all, None without a limit; ``prefill_tokens`` of prompts are read in a step.
 
-        ``on_release`` gets the number of each slot that becomes free.
+        Of prompts whose logprobs are wanted they are ``judged_tokens``, if that is fewer. ``on_release`` gets the
+        number of each slot that becomes free.
         """
         self._slots, self._kv_tokens, self._prefill_tokens = slots, kv_tokens, prefill_tokens
+        self._judged_tokens = prefill_tokens if judged_tokens is None else judged_tokens
         self._on_release = on_release
         self._free = list(reversed(range(slots)))  # the lowest is taken first, so that few slots touch little memory
         self._running: list[Sequence] = []  # in the order in which they got their slots
@@ -78,12 +85,14 @@ class Scheduler:
             if unread == 1:
                 chunks.append(Chunk(sequence, 1))
             elif allowance:
+                allowance = self._allowed(sequence, allowance)
                 chunks.append(Chunk(sequence, min(unread, allowance)))
                 allowance -= chunks[-1].tokens
         while allowance and self._waiting and self._has_room_for(self._waiting[0]):
             newcomer = self._waiting.popleft()
             newcomer.slot = self._free.pop()
             self._running.append(newcomer)
+            allowance = self._allowed(newcomer, allowance)
             chunks.append(Chunk(newcomer, min(newcomer.unread, allowance)))
             allowance -= chunks[-1].tokens
         return chunks
@@ -93,6 +102,10 @@ class Scheduler:
         assert not self._waiting, "no sequence may wait in an idle engine"
         assert not self._running, f"slots are still held by {[sequence.name for sequence in self._running]}"
         assert sorted(self._free) == list(range(self._slots)), f"every slot must be free, got {sorted(self._free)}"
+
+    def _allowed(self, sequence: Sequence, allowance: int) -> int:
+        """What is left of a step's allowance where a sequence is read next."""
+        return allowance if sequence.is_scored else min(allowance, self._judged_tokens)
 
     @property
     def _tokens(self) -> int:

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple
 
 from minilab_gen.constraint import Constraint
 from minilab_gen.kernels.sampler import TokenSampler
+from minilab_gen.logprobs import PromptLogprobs, TokenLogprobs
 from minilab_gen.request import GenerationRequest
 
 EngineEnd = Literal["stop", "length", "context", "cancelled", "timeout", "error"]
@@ -44,6 +45,13 @@ class Sequence:
         self.constraint = constraint
         """What its form allows; None where it may be anything."""
 
+        self.scores: list[TokenLogprobs] = []
+        """Logprobs of the prompt's tokens from the second on, as far as it is read, where they are wanted."""
+        self.is_scored = request.prompt_logprobs is None or self._prompt_tokens == 1
+        """Whether they are all there."""
+        self.over: EngineEnd | None = None
+        """Why no token will follow, where only these logprobs are to be computed."""
+
     @property
     def tokens(self) -> int:
         """Tokens of the answer so far."""
@@ -63,7 +71,23 @@ class Sequence:
     @property
     def unread(self) -> int:
         """Ids that the cache does not hold yet: one while decoding, more before the prompt is read."""
-        return len(self.ids) - self.read
+        return (len(self.ids) if self.over is None else self._prompt_tokens - 1) - self.read
+
+    def judged(self, tokens: int) -> range:
+        """Positions among the next ``tokens`` unread ones after which a prompt's logprobs are still to be computed."""
+        if self.is_scored:
+            return range(0)
+        return range(max(self.read, len(self.scores)), min(self.read + tokens, self._prompt_tokens - 1))
+
+    def score(self, logprobs: TokenLogprobs) -> None:
+        """Add what is known of the next token of the prompt."""
+        self.scores.append(logprobs)
+        self.is_scored = len(self.scores) == self._prompt_tokens - 1
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """One for each id of the prompt, the first of which has none; None where they are not wanted, or not whole."""
+        return (None, *self.scores) if self.is_scored and self.request.prompt_logprobs is not None else None
 
     def take(self, token_id: int) -> None:
         """Go on with the next token of the answer."""
@@ -93,6 +117,8 @@ class Chosen(NamedTuple):
     number: int
     """Its position in the answer, from 1."""
     token_id: int
+    logprobs: TokenLogprobs | None = None
+    """Where they are wanted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,7 +53,7 @@ BACKENDS: dict[str, dict[str, list[str]]] = {
 """For each kind of processor the back ends and their flags. What they ask of a processor stands in processor.cpp."""
 
 OTHERS = [
-    *("bundles", "edits", "interface", "layers", "memory", "model", "processor", "rope"),
+    *("bundles", "edits", "interface", "layers", "logprobs", "memory", "model", "processor", "rope"),
     *("samplers", "sampling", "stages", "step", "team", "tensors", "weights"),
 ]
 _MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}

@@ -12,6 +12,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from minilab_gen.kernels.library import KernelError, Rope, Shape, Step, check, library
+from minilab_gen.kernels.logprobs import LogprobRoom
 from minilab_gen.kernels.sampler import TokenSampler
 
 if TYPE_CHECKING:
@@ -171,12 +172,13 @@ class Decoder:
         *,
         samplers: Sequence[TokenSampler | None] | None = None,
         logits: int | None = None,
+        logprobs: LogprobRoom | None = None,
     ) -> list[int]:
         """Read a step's rows and choose a token after each of the output rows; of ``NO_TOKEN`` where there is none.
 
         The rows of a slot stand together at ascending positions; ``output_rows`` ascend. Without samplers the most
         probable tokens are taken; a sampler chooses one token of a step. ``logits`` is the address of room for
-        (outputs, vocab) floats, if they are wanted.
+        (outputs, vocab) floats, if they are wanted, ``logprobs`` room for those of the outputs that want any.
         """
         flat = [
             values if isinstance(values, array) else array("i", values)
@@ -200,6 +202,7 @@ class Decoder:
             logits,
             tokens.buffer_info()[0],
             ctypes.cast(chosen, ctypes.c_void_p) if chosen is not None else None,
+            ctypes.pointer(logprobs.listing) if logprobs is not None else None,
         )
         check(self._library.mlk_run(self._model, ctypes.byref(step)), self._library)
         return tokens.tolist()

@@ -10,7 +10,7 @@ from pathlib import Path
 from minilab_gen.errors import MiniLabError
 from minilab_gen.kernels.build import library_name
 
-ABI = 6
+ABI = 7
 """Of ``minilab_kernels.h``, as this file spells it."""
 
 
@@ -42,6 +42,12 @@ class Rope(ctypes.Structure):
     ]
 
 
+class Listing(ctypes.Structure):
+    """``mlk_listing``; pointers are addresses."""
+
+    _fields_ = [("most", c_int32), *((name, c_void_p) for name in ("counts", "judged", "of_tokens", "ids", "of_ids"))]
+
+
 class Step(ctypes.Structure):
     """``mlk_step``; pointers are addresses."""
 
@@ -49,6 +55,7 @@ class Step(ctypes.Structure):
         ("rows", c_int32),
         ("outputs", c_int32),
         *((name, c_void_p) for name in ("ids", "slots", "positions", "output_rows", "logits", "tokens", "samplers")),
+        ("listing", POINTER(Listing)),
     ]
 
 
@@ -94,6 +101,7 @@ _SIGNATURES: dict[str, tuple[object, list[object]]] = {
     "mlk_sampler_begin": (_I32, [_PTR, _PTR, _I64, _PTR, _I64]),
     "mlk_sampler_mask": (_I32, [_PTR, _PTR]),
     "mlk_choose": (_I32, [_PTR, _I64, _I32, _I32, _PTR, _PTR]),
+    "mlk_logprobs": (_I32, [_PTR, _I32, _I32, _I32, _PTR, _PTR, _PTR]),
     "mlk_probabilities": (_I32, [_PTR, _I32, _PTR, _PTR]),
     "mlk_rope_tables": (_I32, [POINTER(Rope), _I32, _I32, _PTR, _PTR]),
     "mlk_functions": (_I32, [_PTR] * 6 + [_I32, _I32]),

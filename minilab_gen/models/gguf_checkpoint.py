@@ -13,7 +13,7 @@ from typing import Final
 from minilab_gen.errors import CheckpointError
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.config_json import config_of
-from minilab_gen.models.gguf_config import described_config, paired_heads
+from minilab_gen.models.gguf_config import described_config, layout_of
 from minilab_gen.models.gguf_header import GgufHeader, read_header
 from minilab_gen.models.gguf_tokenizer import GgufTokens
 from minilab_gen.models.gguf_weights import GgufWeights
@@ -90,7 +90,7 @@ class GgufCheckpoint:
             config = config_of(described_config(self._header))
         except CheckpointError as error:
             raise error if str(self.path) in str(error) else CheckpointError(f"{self.path}: {error}") from error
-        weights = GgufWeights(self._header, paired_heads(self._header, config))
+        weights = GgufWeights(self._header, layout_of(self._header, config))
         weights.check((each.stored, each.stored_shape) for each in stored_tensors(config))
         self._spoken(config.vocab_size)
         return weights, config

@@ -15,6 +15,7 @@ from minilab_gen.errors import CheckpointError
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.gguf_header import GgufHeader, GgufTensor
 from minilab_gen.models.gguf_rope import rope_of
+from minilab_gen.models.gguf_weights import Layout
 from minilab_gen.request import shown
 
 
@@ -30,9 +31,20 @@ class _Architecture:
     """Keys of numbers that only it has: those in ``config.json``."""
     always: Mapping[str, Any] = field(default_factory=dict)
     """Keys that may say nothing else."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Our names of its modules that others lack, or call otherwise."""
+    gains_from_one: bool = False
+    """Whether folders count gains of norms from 1; here they are whole."""
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    """What llama.cpp takes for granted, in the words of ``config.json``."""
 
 
 _EMBEDDING, _HEAD = "token_embd.weight", "output.weight"
+
+_POST_NORMS: Final = {
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 
 ARCHITECTURES: Final = {
     "llama": _Architecture("LlamaForCausalLM", "llama", paired_rows=True),
@@ -49,6 +61,15 @@ ARCHITECTURES: Final = {
         always={"rope.scaling.finetuned": True},  # else llama.cpp leaves its positions out
     ),
     "smollm3": _Architecture("SmolLM3ForCausalLM", "smollm3", paired_rows=True),
+    "gemma3": _Architecture(
+        "Gemma3ForCausalLM",
+        "gemma3_text",
+        always={"attn_logit_softcapping": 0.0, "final_logit_softcapping": 0.0},
+        names={**_POST_NORMS, "ffn_norm": "pre_feedforward_layernorm"},
+        gains_from_one=True,
+        fixed={"sliding_window_pattern": 6},
+    ),
+    "olmo2": _Architecture("Olmo2ForCausalLM", "olmo2", names=_POST_NORMS),
     "qwen2": _Architecture("Qwen2ForCausalLM", "qwen2"),
     "qwen3": _Architecture("Qwen3ForCausalLM", "qwen3"),
 }
@@ -69,6 +90,7 @@ _READ: Final = frozenset(
         *("attention.layer_norm_rms_epsilon", "rope.dimension_count", "rope.freq_base", "rope.scale_linear"),
         *("rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length"),
         *("rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast", "rope.scaling.yarn_beta_slow"),
+        *("rope.freq_base_swa", "attention.sliding_window_pattern"),
     }
 )
 _HARMLESS: Final = frozenset({"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"})
@@ -103,14 +125,17 @@ def described_config(header: GgufHeader) -> dict[str, Any]:
         "partial_rotary_factor": None if rotated in (None, head_dim) else rotated / head_dim,
         **rope_of(header, name, config["max_position_embeddings"], head_dim),
         **_biases(header, known),
+        **known.fixed,
         **_window(header, name),
+        **(_of_gemma(header, head_dim) if name == "gemma3" else {}),
     }
 
 
-def paired_heads(header: GgufHeader, config: ModelConfig) -> dict[str, int]:
-    """The heads of the modules whose rows stand in pairs that turn together."""
-    heads = {"attn_q": config.n_head, "attn_k": config.n_kv_head}
-    return heads if ARCHITECTURES[header.architecture].paired_rows else {}
+def layout_of(header: GgufHeader, config: ModelConfig) -> Layout:
+    """What the tensors have of their own."""
+    known = ARCHITECTURES[header.architecture]
+    heads = {"attn_q": config.n_head, "attn_k": config.n_kv_head} if known.paired_rows else {}
+    return Layout(heads, known.names, known.gains_from_one)
 
 
 def as_written(number: float) -> float:
@@ -195,4 +220,15 @@ def _window(header: GgufHeader, name: str) -> dict[str, Any]:
         return {}
     if name == "llama":
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
+    if name == "gemma3":
+        return {"sliding_window": window}
     return {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+
+
+def _of_gemma(header: GgufHeader, head_dim: int) -> dict[str, Any]:
+    """Scores are scaled by the size of a head in all Gemma 3 models but the largest, and so they are in llama.cpp."""
+    every = header.get("gemma3.attention.sliding_window_pattern", int)
+    if every is not None and every != ARCHITECTURES["gemma3"].fixed["sliding_window_pattern"]:
+        raise CheckpointError(f"{header.path}: gemma3.attention.sliding_window_pattern must be 6, got {every}")
+    local = header.get("gemma3.rope.freq_base_swa", float) or 10_000.0
+    return {"query_pre_attn_scalar": head_dim, "rope_local_base_freq": local}

@@ -7,6 +7,7 @@ Sources: the names are those of the package ``gguf``; the order of rotary pairs 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import numpy as np
@@ -33,20 +34,30 @@ _OF_LAYER: Final = {
 }
 """Our names of modules, which are Hugging Face's, by GGUF's."""
 
-_THEIRS: Final = {ours: theirs for theirs, ours in (_MODULES | _OF_LAYER).items()}
-
 _PIECE: Final = 1 << 22
 """Bytes, packed, that are unpacked at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What the tensors of an architecture have of their own."""
+
+    paired_heads: Mapping[str, int] = field(default_factory=dict)
+    """Heads of ``attn_q`` and ``attn_k``, if rows that turn together stand side by side."""
+    names: Mapping[str, str] = field(default_factory=dict)
+    """Our names of modules of a layer that have others than usual."""
+    gains_from_one: bool = False
+    """Whether gains of norms, which folders count from 1, are whole."""
 
 
 class GgufWeights:
     """The tensors of a file; those of :class:`~minilab_gen.models.weights.StoredWeights`, from elsewhere."""
 
-    def __init__(self, header: GgufHeader, paired_heads: Mapping[str, int] | None = None) -> None:
-        """``paired_heads``: heads of ``attn_q`` and ``attn_k``, if rows that turn together stand side by side."""
-        self._path = header.path
-        self._tensors = {_our_name(name): tensor for name, tensor in header.tensors.items()}
-        self._paired_heads = paired_heads or {}
+    def __init__(self, header: GgufHeader, layout: Layout | None = None) -> None:
+        self._path, self._layout = header.path, layout or Layout()
+        names = _OF_LAYER | dict(self._layout.names)
+        self._theirs = {ours: theirs for theirs, ours in (_MODULES | names).items()}
+        self._tensors = {_our_name(name, names): tensor for name, tensor in header.tensors.items()}
 
     def check(self, expected: Iterable[tuple[str, tuple[int, ...]]]) -> None:
         """Raise CheckpointError unless these tensors are there, in these shapes, and no others."""
@@ -55,7 +66,7 @@ class GgufWeights:
             known.add(name)
             tensor = self._tensors.get(name)
             if tensor is None:
-                raise CheckpointError(f"{self._path} lacks the tensor {_their_name(name)}, which must be {shape}")
+                raise CheckpointError(f"{self._path} lacks the tensor {self._their_name(name)}, which must be {shape}")
             if tensor.shape != shape:
                 raise CheckpointError(f"{self._path}: the tensor {tensor.name} must be {shape}, got {tensor.shape}")
         extra = [tensor.name for name, tensor in self._tensors.items() if name not in known]
@@ -74,13 +85,25 @@ class GgufWeights:
         shape = (count, *tensor.shape[1:])
         dtype = held_as(tensor.type)
         numbers = bytearray(int(np.prod(shape)) * (4 if dtype == "float32" else 2))
-        flat = np.frombuffer(numbers, np.float32 if dtype == "float32" else np.uint16)
+        flat: Any = np.frombuffer(numbers, np.float32 if dtype == "float32" else np.uint16)
         lines = 1 if len(shape) == 1 else count
         self._fill(flat.reshape(lines, -1), tensor)
         module = tensor.name.rpartition(".")[0].rpartition(".")[2]
-        if heads := self._paired_heads.get(module):
+        if heads := self._layout.paired_heads.get(module):
             flat[:] = _halves_apart(flat.reshape(count, -1), heads).reshape(-1)
+        if self._layout.gains_from_one and module.endswith("norm"):
+            if dtype != "float32":
+                raise CheckpointError(f"{self._path}: {tensor.name} must be of the type F32, got {dtype}")
+            flat -= 1  # exact for gains from 1/2 on
         return RawTensor(numbers, dtype, shape)
+
+    def _their_name(self, name: str) -> str:
+        """The other way."""
+        module, _, kind = name.rpartition(".")
+        if module in self._theirs:
+            return f"{self._theirs[module]}.{kind}"
+        layer, _, part = module.removeprefix("model.layers.").partition(".")
+        return f"blk.{layer}.{self._theirs.get(part, part)}.{kind}"
 
     def _fill(self, out: Any, tensor: GgufTensor) -> None:
         """Unpack the first rows of a tensor, (rows, columns), a piece at a time."""
@@ -106,22 +129,13 @@ def _halves_apart(rows: Any, heads: int) -> Any:
     return pairs.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _our_name(name: str) -> str:
+def _our_name(name: str, names: Mapping[str, str]) -> str:
     """A tensor's name in folders; what has none there keeps its own."""
     module, _, kind = name.rpartition(".")
     if module in _MODULES:
         return f"{_MODULES[module]}.{kind}"
     first, _, rest = module.partition(".")
     layer, _, part = rest.partition(".")
-    if first == "blk" and layer.isdecimal() and part in _OF_LAYER:
-        return f"model.layers.{layer}.{_OF_LAYER[part]}.{kind}"
+    if first == "blk" and layer.isdecimal() and part in names:
+        return f"model.layers.{layer}.{names[part]}.{kind}"
     return name
-
-
-def _their_name(name: str) -> str:
-    """The other way."""
-    module, _, kind = name.rpartition(".")
-    if module in _THEIRS:
-        return f"{_THEIRS[module]}.{kind}"
-    layer, _, part = module.removeprefix("model.layers.").partition(".")
-    return f"blk.{layer}.{_THEIRS.get(part, part)}.{kind}"

@@ -11,12 +11,16 @@ from dataclasses import asdict, dataclass
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from minilab_gen.errors import StreamError
+from minilab_gen.logprobs import TokenLogprobs
 
 EndReason = Literal["stop", "length", "context", "cancelled", "timeout", "error"]
 JobState = Literal["queued", "started", "finished", "failed", "cancelled"]
 """What has become of a job so far."""
 
 END_REASONS: Final[tuple[EndReason, ...]] = get_args(EndReason)
+
+LOGPROBS_FIELD: Final = "lp"
+"""Field of a token's entry."""
 
 Fields = dict[str, str]
 RawEntry = tuple[bytes, Mapping[bytes, bytes]]
@@ -29,12 +33,16 @@ class TokenEvent(NamedTuple):
     token_id: int
     text: str
     """What became printable with it; often empty inside a character of several bytes or a stop text."""
+    logprobs: TokenLogprobs | None = None
+    """Where the request asks for them."""
 
     def to_fields(self) -> Fields:
-        return {"id": str(self.token_id), "text": self.text}
+        fields = {"id": str(self.token_id), "text": self.text}
+        return fields if self.logprobs is None else {**fields, LOGPROBS_FIELD: self.logprobs.to_text()}
 
     def to_json(self) -> dict[str, Any]:
-        return {"n": self.number, "id": self.token_id, "text": self.text}
+        content = {"n": self.number, "id": self.token_id, "text": self.text}
+        return content if self.logprobs is None else {**content, **self.logprobs.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +108,9 @@ def decode_entry(entry: RawEntry) -> Event:
     try:
         if "end" in fields:
             return _decode_end(fields, number)
-        return TokenEvent(number, int(fields["id"]), fields["text"])
+        listed = fields.get(LOGPROBS_FIELD)
+        logprobs = None if listed is None else TokenLogprobs.from_text(listed)
+        return TokenEvent(number, int(fields["id"]), fields["text"], logprobs)
     except (KeyError, ValueError) as error:
         raise StreamError(f"entry {number} is neither a token nor an end: {fields}") from error
 

@@ -41,7 +41,10 @@ FINGERPRINT_FIELD: Final = "minilab_fingerprint"
 LEFT_FIELD: Final = "minilab_left_at"
 """The same: since when, in the server's Unix time, workers of other fingerprints have left it to one of that."""
 
-_JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,128}")  # the letters that RQ takes; bounded, since it becomes part of keys
+LONGEST_JOB_ID: Final = 128
+"""Characters: an id becomes part of keys."""
+
+_JOB_ID = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST_JOB_ID}}}")  # the letters that RQ takes
 _MODEL_NAME = re.compile(r"(?=.{1,64}\Z)[A-Za-z0-9_-]+(\.+[A-Za-z0-9_-]+)*")
 _HUB_NAME = re.compile(r"[A-Za-z0-9_.-]+/([A-Za-z0-9_.-]+)")
 
@@ -55,7 +58,7 @@ _BY_SUFFIX: Final[tuple[Priority, ...]] = ("high", "low", "normal")
 def check_job_id(job_id: object) -> str:
     """The id, if it may become part of a key; else RequestError."""
     if not isinstance(job_id, str) or not _JOB_ID.fullmatch(job_id):
-        raise RequestError(f"a job id must be 1 to 128 letters, digits, _ or -, got {job_id!r}")
+        raise RequestError(f"a job id must be 1 to {LONGEST_JOB_ID} letters, digits, _ or -, got {job_id!r}")
     return job_id
 
 
@@ -101,6 +104,11 @@ def queue_parts(queue: str) -> tuple[str, Priority] | None:
 def token_stream(job_id: str) -> str:
     """The stream with one entry per token and a terminal entry."""
     return f"minilab:tokens:{job_id}"
+
+
+def prompt_logprobs(job_id: str) -> str:
+    """The JSON text of the logprobs of a job's prompt, beside its stream, written and expiring with the end of that."""
+    return f"{token_stream(job_id)}:prompt"  # so that users who may have the stream may have this
 
 
 def cancel_flag(job_id: str) -> str:

@@ -12,12 +12,14 @@ from rq.job import Job
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from minilab_gen.errors import RequestError
+from minilab_gen.errors import RequestError, StreamError
+from minilab_gen.logprobs import PromptLogprobs, TokenLogprobs, prompt_from_text, prompt_to_json
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import settle
 from minilab_gen.protocol.events import END_REASONS, EndEvent, RawEntry
 from minilab_gen.protocol.jobs import fetch, request_of
 from minilab_gen.protocol.streams import published_tokens
+from minilab_gen.request import GenerationRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,10 @@ class JobResult:
     end: EndEvent
     seed: int | None
     """The seed of the request, drawn by the client where it named none; None where the request cannot be read."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each token, where the request asked for them."""
+    prompt_logprobs: PromptLogprobs | None = None
+    """One for each id of the prompt, the first of which has none, where the request asked for them."""
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -38,6 +44,7 @@ class JobResult:
             "text": self.text,
             "seed": self.seed,
             **self.end.to_json() | {"text": self.text},
+            **logprobs_to_json(self),
         }
 
 
@@ -52,6 +59,17 @@ class Answer:
     """Unix time in seconds."""
     fingerprint: str | None
     """Of the model that began it; None where an ordinary RQ worker ran it."""
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: PromptLogprobs | None = None
+    """As in :class:`JobResult`."""
+
+
+def logprobs_to_json(given: JobResult | Answer) -> dict[str, Any]:
+    """The fields ``logprobs`` and ``prompt_logprobs`` of an answer, as far as it has them."""
+    listed = {} if given.logprobs is None else {"logprobs": [one.to_json() for one in given.logprobs]}
+    if given.prompt_logprobs is None:
+        return listed
+    return {**listed, "prompt_logprobs": prompt_to_json(given.prompt_logprobs)}
 
 
 def result(connection: redis.Redis, job_id: str) -> JobResult | None:
@@ -64,14 +82,29 @@ def result(connection: redis.Redis, job_id: str) -> JobResult | None:
     if end is None:
         return None
     text = "".join(token.text for token in tokens) + end.text
-    return JobResult(job_id, tuple(token.token_id for token in tokens), text, end, _seed_of(job))
+    ids, request = tuple(token.token_id for token in tokens), _request_of(job)
+    if request is None:
+        return JobResult(job_id, ids, text, end, None)
+    listed = tuple(token.logprobs for token in tokens if token.logprobs is not None)
+    logprobs = listed if request.logprobs is not None and len(listed) == len(ids) else None
+    scores = None if request.prompt_logprobs is None else read_prompt_logprobs(connection, job_id)
+    return JobResult(job_id, ids, text, end, request.settings.seed, logprobs, scores)
 
 
-def _seed_of(job: Job) -> int | None:
+def _request_of(job: Job) -> GenerationRequest | None:
     try:
-        return request_of(job).settings.seed
+        return request_of(job)
     except RequestError:  # it failed for that, and its end says so
         return None
+
+
+def read_prompt_logprobs(connection: redis.Redis, job_id: str) -> PromptLogprobs | None:
+    """What is kept beside a job's stream; None where that is nothing. Raises StreamError where it is damaged."""
+    text: Any = connection.get(keys.prompt_logprobs(job_id))
+    try:
+        return None if text is None else prompt_from_text(text.decode())
+    except ValueError as error:
+        raise StreamError(f"the logprobs of the prompt of {job_id} cannot be read: {error}") from error
 
 
 def answers(connection: redis.Redis, job_ids: Iterable[str]) -> list[Answer | None]:
@@ -83,8 +116,9 @@ def answers(connection: redis.Redis, job_ids: Iterable[str]) -> list[Answer | No
         for job_id in job_ids:
             pipeline.xrevrange(Result.get_key(job_id), count=1)
             pipeline.hget(Job.key_for(job_id), keys.FINGERPRINT_FIELD)
+            pipeline.get(keys.prompt_logprobs(job_id))
         replies = pipeline.execute()
-    return [_answer(last, fingerprint) for last, fingerprint in zip(replies[::2], replies[1::2], strict=True)]
+    return [_answer(*of_job) for of_job in zip(replies[::3], replies[1::3], replies[2::3], strict=True)]
 
 
 def fingerprint_of(connection: redis.Redis, job_id: str) -> str | None:
@@ -93,7 +127,7 @@ def fingerprint_of(connection: redis.Redis, job_id: str) -> str | None:
     return found.decode() if found else None
 
 
-def _answer(last: list[RawEntry], fingerprint: bytes | None) -> Answer | None:
+def _answer(last: list[RawEntry], fingerprint: bytes | None, scores: bytes | None) -> Answer | None:
     if not last:
         return None
     ((entry_id, fields),) = last
@@ -103,8 +137,12 @@ def _answer(last: list[RawEntry], fingerprint: bytes | None) -> Answer | None:
         stopped_by = {name: content.get(name) for name in ("stop_id", "stop_text", "complete")}
         end = EndEvent(content["end"], content["tokens"], content["prompt_tokens"], **stopped_by)
         ids, text = tuple(map(int, content["ids"])), str(content["text"])
+        listed = content.get("logprobs")
+        logprobs = None if listed is None else tuple(map(TokenLogprobs.from_json, listed))
+        prompt_logprobs = None if scores is None else prompt_from_text(scores.decode())
     except (ValueError, TypeError, KeyError, binascii.Error):  # a failure, or written by another program
         return None
     if end.reason not in END_REASONS or len(ids) != end.tokens:
         return None
-    return Answer(ids, text, end, kept.created_at.timestamp(), fingerprint.decode() if fingerprint else None)
+    by = fingerprint.decode() if fingerprint else None
+    return Answer(ids, text, end, kept.created_at.timestamp(), by, logprobs, prompt_logprobs)

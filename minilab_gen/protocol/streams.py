@@ -42,8 +42,8 @@ if type(entry) == 'table' and entry.err then return entry end
 """Lines of a script that end a stream. KEYS[1]: the stream. ARGV: entry id, seconds to live, one that is the script's
 own, fields."""
 
-END_SCRIPT: Final = f"{SEAL} return entry"
-"""Ends a stream. KEYS and ARGV as above."""
+END_SCRIPT: Final = f"{SEAL} if KEYS[2] then redis.call('SET', KEYS[2], ARGV[3], 'EX', ARGV[2]) end return entry"
+"""Ends a stream. KEYS and ARGV as above; where there is a second key, the third word is written there with the end."""
 
 APPEND_SCRIPT: Final = f"""
 {_APPEND_END}
@@ -66,6 +66,17 @@ while key < #KEYS do
   elseif kind == 'first' then
     answer = redis.pcall('XADD', stream, '1-0', 'id', next_word(), 'text', next_word())
     redis.pcall('EXPIRE', stream, next_word())
+  elseif kind == 'next lp' then
+    answer = redis.pcall('XADD', stream, 'NOMKSTREAM', next_word() .. '-0', 'id', next_word(), 'text', next_word(),
+      'lp', next_word())
+  elseif kind == 'first lp' then
+    answer = redis.pcall('XADD', stream, '1-0', 'id', next_word(), 'text', next_word(), 'lp', next_word())
+    redis.pcall('EXPIRE', stream, next_word())
+  elseif kind == 'end lp' then
+    local owners, number, seconds = next_key(), next_word(), next_word()
+    answer = end_if_owned(stream, owners, number, seconds, next_word(), next_word())
+    local beside, listed = next_key(), next_word()
+    if answer and not answer.err then redis.call('SET', beside, listed, 'EX', seconds) end
   else
     answer = end_if_owned(stream, next_key(), next_word(), next_word(), next_word(), next_word())
   end
@@ -84,14 +95,22 @@ not take, each followed by an error, or by nil.
 ``first``: the first token, with an expiry. ``end``: the terminal entry, refused unless the worker still owns the job.
 KEYS: the stream of each entry; for an end also the sorted set of the job's owners. ARGV: the entry's kind; then number,
 token id and text; token id, text and seconds to live; or number, seconds to live, member of the owners, count of words
-and words."""
+and words. The kinds with ``lp`` are the same with logprobs: after a token's text those of the token; after an end a key
+and what is written there once the end is."""
 
 
-def publish(connection: redis.Redis, entries: Iterable[tuple[str, Event]], *, running_ttl: int) -> None:
+def publish(
+    connection: redis.Redis,
+    entries: Iterable[tuple[str, Event]],
+    *,
+    running_ttl: int,
+    prompt_logprobs: str | None = None,
+) -> None:
     """Append events to the streams of their jobs in one round trip.
 
     A token brings ``running_ttl`` seconds of life with it, and the terminal entry sets the retention, in the same
     transaction: a worker killed between two commands leaves no stream that stays for ever. Nothing follows an end.
+    ``prompt_logprobs`` are written beside the stream as the end is.
     Raises StreamError for a stream that holds something else, and what redis-py raises.
     """
     with connection.pipeline(transaction=True) as pipeline:
@@ -99,7 +118,9 @@ def publish(connection: redis.Redis, entries: Iterable[tuple[str, Event]], *, ru
             key, fields = keys.token_stream(job_id), event.to_fields()
             if isinstance(event, EndEvent):
                 words = [part for pair in fields.items() for part in pair]
-                pipeline.eval(END_SCRIPT, 1, key, entry_id(event.number), str(keys.RETENTION), "", *words)
+                written = [key] if prompt_logprobs is None else [key, keys.prompt_logprobs(job_id)]
+                words = [entry_id(event.number), str(keys.RETENTION), prompt_logprobs or "", *words]
+                pipeline.eval(END_SCRIPT, len(written), *written, *words)
                 continue
             pipeline.xadd(key, fields, id=entry_id(event.number))  # type: ignore[arg-type]
             # With each token: a stream that was lost in the middle begins again with a later one than the first.

@@ -22,7 +22,7 @@ from minilab_gen.protocol.events import EndEvent, Event, RawEntry, decode_entry,
 from minilab_gen.protocol.jobs import JobView, view
 from minilab_gen.protocol.streams import check_unbroken
 
-_PAGE = 1000
+PAGE = 1000
 """Entries in one read: a long answer comes in a few round trips, each small."""
 
 Tail = Generator[Event, None, None]
@@ -53,7 +53,11 @@ class Cursor:
 
     def read(self, answer: Any) -> list[Event]:
         """The events in XREAD's answer. Raises StreamError where a token is missing."""
-        events = [decode_entry(entry) for entry in _entries(answer)]
+        return self.take(entries_by_stream(answer).get(self.key, []))
+
+    def take(self, entries: list[RawEntry]) -> list[Event]:
+        """The events in the entries that follow. Raises StreamError where a token is missing."""
+        events = [decode_entry(entry) for entry in entries]
         check_unbroken(events, self._after)
         self._after += len(events)
         self.ended = bool(events) and isinstance(events[-1], EndEvent)
@@ -82,14 +86,11 @@ def tail(
 
 def _tail(connection: redis.Redis, cursor: Cursor, job_id: str, on_wait: OnWait | None, wait: float | None) -> Tail:
     until = None if wait is None else time.monotonic() + wait
-    pool = connection.connection_pool
-    own = redis.Redis(
-        connection_pool=redis.ConnectionPool(pool.connection_class, max_connections=1, **pool.connection_kwargs)
-    )
+    own = connection_of_its_own(connection)
     block: int | None = None  # the first read asks only for what is there
     try:
         while True:
-            events = cursor.read(own.xread(cursor.position, count=_PAGE, block=block))
+            events = cursor.read(own.xread(cursor.position, count=PAGE, block=block))
             if not events:
                 events = cursor.read_last(own.xrevrange(cursor.key, count=1))
             yield from events
@@ -99,16 +100,24 @@ def _tail(connection: redis.Redis, cursor: Cursor, job_id: str, on_wait: OnWait 
                 settle(own, job_id)
                 if on_wait and block:
                     on_wait(view(own, job_id))
-            is_all = block is None and len(events) < _PAGE  # that there is by now
+            is_all = block is None and len(events) < PAGE  # that there is by now
             if until is not None and is_all and time.monotonic() >= until:
                 raise NotEndedError(f"job {job_id} has not ended within {wait:g} s")
-            block = BLOCK_MS if until is None else _block_until(until)
+            block = BLOCK_MS if until is None else block_until(until)
     finally:
         own.close()
         own.connection_pool.disconnect()
 
 
-def _block_until(moment: float) -> int | None:
+def connection_of_its_own(connection: redis.Redis) -> redis.Redis:
+    """A connection to the same server, for a reader that blocks, to be closed with its pool."""
+    pool = connection.connection_pool
+    return redis.Redis(
+        connection_pool=redis.ConnectionPool(pool.connection_class, max_connections=1, **pool.connection_kwargs)
+    )
+
+
+def block_until(moment: float) -> int | None:
     """Milliseconds for which the next read may wait; None, for one that takes what is there, where time is up."""
     left = int(1000 * (moment - time.monotonic()))
     return min(BLOCK_MS, left) if left > 0 else None
@@ -127,7 +136,7 @@ async def tail_async(connection: redis.asyncio.Redis, records: redis.Redis, job_
     block: int | None = None
     try:
         while not cursor.ended:
-            events = cursor.read(await own.xread(cursor.position, count=_PAGE, block=block))
+            events = cursor.read(await own.xread(cursor.position, count=PAGE, block=block))
             if not events:
                 events = cursor.read_last(await own.xrevrange(cursor.key, count=1))
             for event in events:
@@ -140,12 +149,12 @@ async def tail_async(connection: redis.asyncio.Redis, records: redis.Redis, job_
         await own.connection_pool.disconnect()
 
 
-def _entries(answer: Any) -> list[RawEntry]:
-    """The entries in XREAD's answer about one stream, whichever protocol version gave its shape."""
+def entries_by_stream(answer: Any) -> dict[str, list[RawEntry]]:
+    """The entries in XREAD's answer, by the key of their stream, whichever protocol version gave its shape."""
     if not answer:
-        return []
-    if isinstance(answer, dict):
-        (entries,) = answer.values()
-        return list(entries[0]) if entries and isinstance(entries[0], list) else list(entries)
-    ((_, entries),) = answer
-    return list(entries)
+        return {}
+    found = {}
+    for name, entries in answer.items() if isinstance(answer, dict) else answer:
+        is_nested = isinstance(answer, dict) and entries and isinstance(entries[0], list)
+        found[name.decode()] = list(entries[0]) if is_nested else list(entries)
+    return found

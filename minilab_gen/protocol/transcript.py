@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+from minilab_gen.logprobs import TokenLogprobs
 from minilab_gen.protocol.events import EndEvent, EndReason, Event, TokenEvent
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.stop_texts import StopTexts
@@ -25,6 +26,7 @@ class Transcript:
         """``events`` are those that the stream holds already."""
         self._prompt, self._stop_ids = (request.prompt, request.stop_ids) if request else ((), ())
         self._stop, self._include_stop = (request.stop, request.include_stop) if request else ((), False)
+        self._lists = request.logprobs if request else None
         self._min_tokens = request.settings.min_tokens if request else 0
         self._has_form = request is not None and request.form is not None
         self._tokenizer = tokenizer
@@ -60,14 +62,14 @@ class Transcript:
         """Whether a stop text is complete: the answer has ended, and no token may follow."""
         return self._stops is not None and self._stops.found is not None
 
-    def add(self, token_id: int) -> TokenEvent:
+    def add(self, token_id: int, logprobs: TokenLogprobs | None = None) -> TokenEvent:
         """Append the event of the next token."""
         assert self._decoder is not None, "a job without a request has no tokens"
         number = len(self.events) + 1
         text = "" if token_id in self._stop_ids else self._decoder.push(token_id)
         if self._stops is not None:
             text = self._stops.push(text, counts=number > self._min_tokens)
-        event = TokenEvent(number, token_id, text)
+        event = TokenEvent(number, token_id, text, logprobs)
         self.events.append(event)
         return event
 
@@ -109,7 +111,12 @@ class Transcript:
         """What RQ keeps as the return value of the job."""
         end = self.end
         assert end is not None, "a result is asked of a job that has ended"
-        return {"ids": self.ids} | end.to_json() | {"text": self.text}
+        listed = {} if self._lists is None else {"logprobs": [one.to_json() for one in self._logprobs]}
+        return {"ids": self.ids} | end.to_json() | {"text": self.text} | listed
+
+    @property
+    def _logprobs(self) -> list[TokenLogprobs]:
+        return [event.logprobs for event in self.events if isinstance(event, TokenEvent) and event.logprobs is not None]
 
     def _read(self, decoder: StreamDecoder, ids: Iterable[int]) -> None:
         """Have what tells the text of the next token see the tokens before it."""

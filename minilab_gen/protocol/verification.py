@@ -25,6 +25,7 @@ from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.jobs import fetch, queue_of, recorded_state
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.protocol.original_request import original_request_of
+from minilab_gen.protocol.results import read_prompt_logprobs
 from minilab_gen.protocol.streams import published_tokens
 from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.tail import OnWait, tail
@@ -85,6 +86,7 @@ def _begin(connection: redis.Redis, job_id: str, priority: Priority) -> _Begun:
         tokens, end = published_tokens(connection, job_id)
         if end is None:
             raise UnknownJobError(f"unknown or expired job: {job_id}")
+        stored = EndedStream(tokens, end, read_prompt_logprobs(connection, job_id))
     except StreamError as error:
         return Verification(job_id, False, 0, str(error))
     except MiniLabError as error:
@@ -94,7 +96,7 @@ def _begin(connection: redis.Redis, job_id: str, priority: Priority) -> _Begun:
     # Of one that was stopped, only as far as it came.
     request = original.request if end.succeeded else original.request.cut_to(len(tokens))
     submission = replace(original.submission, job_id=f"{MARK}{secrets.token_hex(8)}", priority=priority, ttl=_TTL)
-    begun = _Recomputation(connection, job_id, submission, EndedStream(tokens, end))
+    begun = _Recomputation(connection, job_id, submission, stored)
     try:
         enqueue(connection, request, submission)
     except MiniLabError as error:
@@ -135,9 +137,9 @@ class _Recomputation:
         outcome: Verification | MiniLabError
         try:
             events = list(tail(self._connection, self._own_id, on_wait=on_wait))
-            outcome = self._judge(
-                EndedStream([event for event in events if isinstance(event, TokenEvent)], _end_of(events))
-            )
+            tokens = [event for event in events if isinstance(event, TokenEvent)]
+            scores = read_prompt_logprobs(self._connection, self._own_id)
+            outcome = self._judge(EndedStream(tokens, _end_of(events), scores))
         except (UnknownJobError, StreamError) as error:
             outcome = error
         self.remove(time.monotonic() + _RECORD_SECONDS)
@@ -166,7 +168,7 @@ class _Recomputation:
         with self._connection.pipeline(transaction=True) as pipeline:
             for registry in (queue.finished_job_registry, queue.failed_job_registry, queue.canceled_job_registry):
                 pipeline.zrem(registry.key, self._own_id)
-            for key_of in (keys.token_stream, keys.cancel_flag, Job.key_for, Result.get_key):
+            for key_of in (keys.token_stream, keys.prompt_logprobs, keys.cancel_flag, Job.key_for, Result.get_key):
                 pipeline.expire(key_of(self._own_id), 0)  # DEL is not for the client's user of docs/security.md
             pipeline.execute()
 
@@ -191,7 +193,9 @@ class _Recomputation:
             equal = count if difference.token is None else difference.token - 1
             return Verification(self._job_id, False, equal, difference.message, difference)
         as_far = "" if self._stored.end.succeeded else f", as far as it came ({self._stored.end.reason})"
-        return Verification(self._job_id, True, count, f"equal: {count} token{'' if count == 1 else 's'}{as_far}")
+        scores = "" if self._stored.prompt_logprobs is None else ", and the logprobs of the prompt"
+        message = f"equal: {count} token{'' if count == 1 else 's'}{scores}{as_far}"
+        return Verification(self._job_id, True, count, message)
 
     def _fingerprint(self, job_id: str) -> str:
         """That of the model that ran a job; empty for one that an ordinary RQ worker ran."""

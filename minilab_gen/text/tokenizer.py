@@ -93,6 +93,11 @@ class Tokenizer:
         found: int | None = self._library.token_to_id(token)
         return found
 
+    def token_name(self, token_id: int) -> str | None:
+        """A token as its vocabulary spells it, special ones included; None for an id without a meaning."""
+        found: str | None = self._library.id_to_token(token_id)
+        return found
+
     def is_special(self, token_id: int) -> bool:
         """Whether an id is that of a special token, which adds no text."""
         return bool(self._is_special.get(token_id))

@@ -49,7 +49,7 @@ def test_a_finished_job_of_an_earlier_run_is_fetched_and_not_run(fake: redis.Red
     result = batch(file, out)
 
     assert result.exit_code == 0
-    assert [ids_of(record) for record in records(out)] == [[101, 102]]
+    assert [ids_of(record) for record in records(out)] == [[[101, 102]]]
     assert queued(fake, "low") == []
 
 

@@ -30,7 +30,7 @@ def lines(tmp_path: Path) -> list[Line]:
 def record_of(line: Line) -> dict[str, Any]:
     """What is written about a line."""
     answer = own_form.answer if line.form == "minilab" else openai_form.answer
-    return answer(line, line.job_id(0), GIVEN, asked_model())
+    return answer([(line, line.job_id(0), GIVEN)], asked_model())
 
 
 def write(out: Path, *lines: Line) -> None:

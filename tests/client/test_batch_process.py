@@ -32,6 +32,9 @@ pytestmark = [
     pytest.mark.skipif(BINARY is None, reason="needs redis-server or valkey-server on the PATH"),
 ]
 
+JOBS = 60 + 6 * 2 + 6 * 1
+"""Of the file's lines: one for each answer."""
+
 TEXTS = ("Phileas Fogg", "Le Nautilus", "à bord", "Passepartout")
 
 
@@ -49,14 +52,17 @@ def kill(program: Program) -> None:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """60 good lines of both forms, greedy and sampled, with and without a seed, and 5 bad ones among them."""
+    """60 good lines of both forms, greedy and sampled, with and without a seed, and 5 bad ones among them.
+
+    Of either form, 6 ask for several answers.
+    """
     good = [
-        own(f"own-{n}", TEXTS[n % 4], temperature=n % 3 / 2, max_new_tokens=10 + n % 20)
+        own(f"own-{n}", TEXTS[n % 4], temperature=n % 3 / 2, max_new_tokens=10 + n % 20, n=3 if n % 10 == 3 else 1)
         if n % 2
-        else openai(f"openai-{n}", TEXTS[n % 4], max_tokens=10 + n % 20, seed=n)
+        else openai(f"openai-{n}", TEXTS[n % 4], max_tokens=10 + n % 20, seed=n, n=2 if n % 10 == 4 else 1)
         for n in range(60)
     ]
-    bad: list[dict[str, object] | str | bytes] = ["{", b"\xff", own("own-1"), own("x", top_k=0), openai("y", n=2)]
+    bad: list[dict[str, object] | str | bytes] = ["{", b"\xff", own("own-1"), own("x", top_k=0), openai("y", n=65)]
     for place, line in enumerate(bad):
         good.insert(place * 11 + 5, line)  # type: ignore[arg-type]
     return write_lines(tmp_path / "in.jsonl", *good)
@@ -102,14 +108,14 @@ def test_a_client_that_is_killed_twice_leaves_each_answer_once_and_no_job_runs_t
     assert " earlier), 5 not: see out.errors.jsonl; " in said
     judge.assert_all_is_answered(own_service, file, out)
     own_service.fleet.stop_all()
-    assert own_service.successes() == 60
+    assert own_service.successes() == JOBS
 
 
 def test_a_client_that_is_killed_before_the_first_answer_finds_its_jobs_again(
     own_service: OwnService, file: Path, out: Path, judge: Judge
 ) -> None:
     with running(own_service, file, out, "--priority", "normal") as program:
-        wait_until(lambda: own_service.queue.count == 60, LIMIT)
+        wait_until(lambda: own_service.queue.count == JOBS, LIMIT)
         kill(program)
     assert out.read_bytes() == b""
     own_service.fleet.start_and_wait(kernels=FAST_KERNELS)
@@ -119,7 +125,7 @@ def test_a_client_that_is_killed_before_the_first_answer_finds_its_jobs_again(
 
     judge.assert_all_is_answered(own_service, file, out)
     own_service.fleet.stop_all()
-    assert own_service.successes() == 60
+    assert own_service.successes() == JOBS
 
 
 def test_a_worker_that_is_killed_costs_nothing(own_service: OwnService, file: Path, out: Path, judge: Judge) -> None:
@@ -166,14 +172,14 @@ def test_ctrl_c_says_how_to_go_on_and_leaves_the_jobs_to_the_worker(
     assert code == 130
     assert said.splitlines()[-2].startswith("interrupted: ")
     assert said.splitlines()[-1] == "the same command fetches what they answer and does the rest"
-    wait_until(lambda: own_service.successes() == 60, LIMIT)
+    wait_until(lambda: own_service.successes() == JOBS, LIMIT)
 
     with running(own_service, file, out) as program:
         assert program.ended()[0] == 1
 
     judge.assert_all_is_answered(own_service, file, out)
     own_service.fleet.stop_all()
-    assert own_service.successes() == 60
+    assert own_service.successes() == JOBS
 
 
 def test_a_second_client_with_the_same_output_is_told_to_wait(own_service: OwnService, file: Path, out: Path) -> None:
@@ -199,7 +205,7 @@ def test_two_clients_with_outputs_of_their_own_share_the_jobs(
     assert Counter(custom_ids(out)) == Counter(custom_ids(other))
     judge.assert_all_is_answered(own_service, file, out)
     own_service.fleet.stop_all()
-    assert own_service.successes() == 60
+    assert own_service.successes() == JOBS
 
 
 def test_a_terminal_shows_a_bar_that_ends_at_100_percent(own_service: OwnService, file: Path, out: Path) -> None:

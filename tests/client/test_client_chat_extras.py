@@ -143,7 +143,7 @@ def test_a_chat_completion_is_answered_in_its_own_form() -> None:
     assert isinstance(found, Line)
     assert (found.request.max_new_tokens, found.request.settings.temperature) == (5, 1.0)
     given = Answer((5, 6), "Bonjour", EndEvent("length", 2, 9), 0.0, "fingerprint")
-    body = openai_form.answer(found, "job", given, chatting())["response"]["body"]
+    body = openai_form.answer([(found, "job", given)], chatting())["response"]["body"]
 
     assert body["object"] == "chat.completion"
     assert body["id"].startswith("chatcmpl-")
@@ -157,7 +157,8 @@ def test_a_chat_completion_is_answered_in_its_own_form() -> None:
     [
         ({"messages": "Hello"}, "messages must be a list of messages, got 'Hello'"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "one of max_tokens and max_completion_tokens, got both"),
-        ({"n": 2}, "n is not offered here and must be 1 or null, got 2"),
+        ({"n": 65}, "n must be a whole number from 1 to 64, got 65"),
+        ({"best_of": 2}, "body may have the fields messages, tools, chat_template_kwargs, n, "),
         ({"tool_choice": "required"}, 'tool_choice is not offered here and must be "auto" or null'),
         ({"response_format": {"type": "json_object"}}, "response_format is not offered here"),
         ({"prompt": "Hello"}, "body may have the fields messages, tools, chat_template_kwargs"),

@@ -35,6 +35,10 @@ def _pieces() -> dict[str, Any]:
     return pieces_tokens(llama_2(), scores_of(llama_2()), bos_token_id=1, eos_token_id=2)
 
 
+def _gemma() -> dict[str, Any]:
+    return _pieces() | {"add_space_prefix": False}
+
+
 def _llama_3() -> dict[str, Any]:
     return byte_level_tokens(llama_3(), "llama-bpe", bos_token_id=0, eos_token_id=1)
 
@@ -86,6 +90,16 @@ CASES = {
     "smollm 3": Case(
         Kind("SmolLM3", {"num_hidden_layers": 5, "tie_word_embeddings": True, "pad_token_id": None}), _llama_3
     ),
+    "gemma 3": Case(
+        Kind("Gemma3", {"num_hidden_layers": 7, "head_dim": 16, "sliding_window": 13, "query_pre_attn_scalar": 16}),
+        _gemma,
+    ),
+    "gemma 3 of few bits": Case(
+        Kind("Gemma3", {"head_dim": 32, "sliding_window": 9, "query_pre_attn_scalar": 32, **_WIDE}),
+        _gemma,
+        Content(_mixed, keys={"gemma3.rope.freq_base_swa": 10_000.0}),
+    ),
+    "olmo 2": Case(Kind("Olmo2", {"num_key_value_heads": 8}), _llama_3),
     "qwen 2": Case(Kind("Qwen2", {"num_key_value_heads": 2, "rope_theta": 1_000_000.0}), _qwen),
     "qwen 3 of few bits": Case(
         Kind("Qwen3", {"head_dim": 32, "tie_word_embeddings": True, **_WIDE}), _qwen, Content(_mixed)

@@ -12,6 +12,7 @@ from support.gguf_files import Content, byte_level_tokens, write_gguf
 from support.tokenizer_kinds import llama_3
 
 from minilab_gen.errors import CheckpointError
+from minilab_gen.models.checkpoint import load
 from minilab_gen.models.source import checkpoint_of
 
 
@@ -82,3 +83,29 @@ def test_the_name_of_a_file_need_not_say_what_it_is(tmp_path: Path) -> None:
     written = write_gguf(tmp_path / "0a1b2c", Kind("Llama"), _llama_3())
 
     assert checkpoint_of(written.path).check().vocab_size == 330
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("gemma3.attention.sliding_window_pattern", 5, "gemma3.attention.sliding_window_pattern must be 6, got 5"),
+        ("gemma3.final_logit_softcapping", 30.0, "gemma3.final_logit_softcapping must be 0.0, got 30.0"),
+    ],
+)
+def test_a_gemma_of_another_pattern_or_with_capped_logits_is_refused(
+    tmp_path: Path, key: str, value: Any, message: str
+) -> None:
+    kind = Kind("Gemma3", {"head_dim": 8, "query_pre_attn_scalar": 8})
+    written = write_gguf(tmp_path / "model.gguf", kind, _llama_3(), Content(keys={key: value}))
+
+    with pytest.raises(CheckpointError, match=message):
+        checkpoint_of(written.path).check()
+
+
+def test_gains_that_are_to_be_counted_from_one_must_be_float32(tmp_path: Path) -> None:
+    kind = Kind("Gemma3", {"head_dim": 8, "query_pre_attn_scalar": 8})
+    content = Content(tensors={"output_norm.weight": np.ones(64, dtype=np.float16)})
+    written = write_gguf(tmp_path / "model.gguf", kind, _llama_3(), content)
+
+    with pytest.raises(CheckpointError, match=r"output_norm\.weight must be of the type F32, got float16"):
+        load(written.path, threads=1)

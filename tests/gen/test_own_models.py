@@ -138,7 +138,7 @@ def test_a_model_is_asked_by_its_name_on_the_hub_with_its_owner_or_without(
 
     assert answer(submitted) == request
     assert answer(minilab_gen.submit("Phileas Fogg", model=name, max_new_tokens=12)) == request
-    assert [ids_of(record) for record in records(tmp_path / "out.jsonl")] == [request[0]]
+    assert [ids_of(record) for record in records(tmp_path / "out.jsonl")] == [[request[0]]]
     assert ended.exit_code == 1, "the line that asks another model has no answer"
     (refused,) = records(tmp_path / "out.errors.jsonl")
     assert refused["error"]["message"] == "model must be chat-3.2, which --model names, got 'x'"

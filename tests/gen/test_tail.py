@@ -61,7 +61,7 @@ def test_reading_from_a_token_that_never_comes_gives_the_end(connection: redis.R
 def test_100_tokens_of_one_moment_come_in_order_whatever_the_page(
     connection: redis.Redis, read: Read, monkeypatch: pytest.MonkeyPatch, page: int
 ) -> None:
-    monkeypatch.setattr(tails, "_PAGE", page)
+    monkeypatch.setattr(tails, "PAGE", page)
     run(connection, *(TokenEvent(n, n, "") for n in range(1, 101)), EndEvent("length", 100, 3))
 
     *tokens, end = read(connection, "x", 0)
@@ -141,7 +141,7 @@ def test_a_gap_is_named(connection: redis.Redis, read: Read, after: int, lost: l
 
 
 def test_a_gap_between_two_pages_is_named(connection: redis.Redis, read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tails, "_PAGE", 2)
+    monkeypatch.setattr(tails, "PAGE", 2)
     run(connection, *ANSWER)
     connection.xdel(STREAM, "3-0")
 

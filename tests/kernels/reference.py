@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -252,3 +253,33 @@ def logits_of(
         x = x + parts.settled(parts.feed_forward(read, layer), "feed_forward", layer)
     head = table if config.tied_embeddings else parts.matrix["head", 0]
     return head(parts.normed(x, "norm", 0)) / np.float32(config.logit_divisor)
+
+
+def logarithm(x: float) -> float:
+    """The natural logarithm of a double above 0."""
+    m, e = math.frexp(x)
+    m, e = 2 * m, e - 1
+    if m > math.sqrt(2):
+        m, e = m / 2, e + 1
+    s = (m - 1) / (m + 1)
+    z, p = s * s, 1 / 21
+    for n in range(19, 2, -2):
+        p = p * z + 1 / n
+    return e * 6.93147180369123816490e-01 + (2 * s + (2 * s * z * p + e * 1.90821492927058770002e-10))
+
+
+def logprobs(logits: Floats) -> Floats:
+    """Of every token of a row whose highest logit is finite."""
+    highest = logits.max()
+    sums = np.zeros(LANES, np.float32)
+    wide = np.full(-(-len(logits) // LANES) * LANES, -np.inf, np.float32)
+    wide[: len(logits)] = logits
+    for block in wide.reshape(-1, LANES):
+        sums = sums + exp(block - highest)
+    exact = (logits.astype(np.float64) - np.float64(highest)) - logarithm(float(lane_sum(sums)))
+    return np.maximum(exact.astype(np.float32), np.float32(-9999))
+
+
+def most_probable(logits: Floats, count: int) -> list[int]:
+    """Ids, of equals the lowest first."""
+    return [int(token) for token in np.argsort(-logits, kind="stable")[:count]]

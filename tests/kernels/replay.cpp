@@ -35,6 +35,31 @@ void check(int32_t status) {
 
 }  // namespace
 
+// Logprobs of every output: of the chosen ones, of given ones, or none.
+struct Listing {
+    static constexpr int MOST = 20;
+    mlk_listing of_step;
+    int32_t *counts, *judged, *ids;
+    float *of_tokens, *of_ids;
+
+    Listing(int rows, const int32_t* given) {
+        counts = static_cast<int32_t*>(malloc(sizeof(int32_t) * rows));
+        judged = static_cast<int32_t*>(malloc(sizeof(int32_t) * rows));
+        ids = static_cast<int32_t*>(malloc(sizeof(int32_t) * rows * MOST));
+        of_tokens = static_cast<float*>(malloc(sizeof(float) * rows));
+        of_ids = static_cast<float*>(malloc(sizeof(float) * rows * MOST));
+        for (int r = 0; r < rows; r++) counts[r] = r % (MOST + 2) - 1, judged[r] = r % 3 ? given[r] : -1;
+        of_step = {MOST, counts, judged, of_tokens, ids, of_ids};
+    }
+    ~Listing() {
+        for (void* used : {static_cast<void*>(counts), static_cast<void*>(judged), static_cast<void*>(ids),
+                           static_cast<void*>(of_tokens), static_cast<void*>(of_ids)})
+            free(used);
+    }
+    Listing(const Listing&) = delete;
+    Listing& operator=(const Listing&) = delete;
+};
+
 int main(int count, char** arguments) {
     if (count != 4 || !(input = fopen(arguments[1], "rb"))) return 2;
     FILE* output = fopen(arguments[2], "wb");
@@ -83,6 +108,8 @@ int main(int count, char** arguments) {
         step.output_rows = rows, step.samplers = samplers;
         step.logits = static_cast<float*>(malloc(sizeof(float) * step.rows * shape.vocab));
         step.tokens = static_cast<int32_t*>(malloc(step.rows * 4));
+        Listing listing(step.rows, step.ids);
+        step.listing = &listing.of_step;
         check(mlk_run(model, &step));
         fwrite(step.logits, 4, static_cast<size_t>(step.rows) * shape.vocab, output);
         fwrite(step.tokens, 4, step.rows, output);

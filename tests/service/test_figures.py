@@ -14,6 +14,7 @@ from minilab_worker.cli import program as worker
 from test_documents import DOCUMENTS, ROOT, each_document, options_of
 
 from minilab_gen import request
+from minilab_gen.logprobs import MAX_OF_PROMPT, MOST_LISTED
 from minilab_gen.protocol.jobs import MAX_PAYLOAD_BYTES
 from minilab_gen.text.chat import MAX_MESSAGES, MAX_TEMPLATE_CHARACTERS
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT
@@ -124,6 +125,7 @@ def test_the_limits_in_the_document_are_those_of_the_code() -> None:
         f"| a conversation | {written(MAX_MESSAGES)} messages,",
         f"| a chat template | {written(MAX_TEMPLATE_CHARACTERS)} characters |",
         f"| stop ids | {request.MAX_STOP_IDS} |",
+        f"| logprobs | {MOST_LISTED} listed with each token; of a prompt, {written(MAX_OF_PROMPT)} in all |",
         f"| a job's record, and its arguments once inflated | {written(MAX_PAYLOAD_BYTES)} bytes |",
     ):
         assert row in table

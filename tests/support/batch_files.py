@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from minilab_client.batch.asked_model import AskedModel
+from minilab_client.batch.choices import choices_of
 from minilab_client.batch.jsonl import read_lines
 from minilab_client.batch.line import BadLine, Line
 from minilab_client.batch.reader import LineReader
@@ -60,16 +61,22 @@ def custom_ids(file: Path) -> list[str]:
     return [record["custom_id"] for record in records(file)]
 
 
-def ids_of(record: dict[str, Any]) -> list[int]:
-    """The tokens in a line of answers, of either form."""
-    ids = record["ids"] if "ids" in record else record["response"]["body"]["choices"][0]["token_ids"]
-    return list(ids)
+def ids_of(record: dict[str, Any]) -> list[list[int]]:
+    """The tokens of each answer in a line of either form."""
+    if "response" in record:
+        choices = record["response"]["body"]["choices"]
+        return [choice["token_ids"] for choice in choices]
+    return [choice["ids"] for choice in record.get("choices", [record])]
 
 
 def answers_to(lines: Iterable[Line], file: Path) -> list[tuple[GenerationRequest, list[int]]]:
-    """Each line's request and the tokens that the file gives for it."""
+    """The request of each answer that the lines ask for, and the tokens that the file gives for it."""
     found = {record["custom_id"]: ids_of(record) for record in records(file)}
-    return [(line.request, found[line.custom_id]) for line in lines]
+    return [
+        (choice.request, ids)
+        for line in lines
+        for choice, ids in zip(choices_of(line), found[line.custom_id], strict=True)
+    ]
 
 
 def wait_for_lines(file: Path, count: int, limit: float) -> None:

@@ -34,7 +34,8 @@ def fake_redis(monkeypatch: pytest.MonkeyPatch) -> redis.Redis:
         return fakeredis.FakeRedis(server=server, protocol=2, legacy_responses=True)
 
     monkeypatch.setattr("minilab_gen.protocol.connection.connect", connect)
-    monkeypatch.setattr("minilab_gen.protocol.tail.BLOCK_MS", 20)
+    for module in ("tail", "tail_together"):
+        monkeypatch.setattr(f"minilab_gen.protocol.{module}.BLOCK_MS", 20)
     return connect()
 
 

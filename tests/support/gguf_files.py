@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from tokenizers import Tokenizer
 
-from support.family_checkpoints import CONTEXT, SHAPE, Kind
+from support.family_checkpoints import CONTEXT, SHAPE, Kind, config_class
 
 Type = gguf.GGMLQuantizationType
 
@@ -35,6 +35,13 @@ MODULES = {
     "mlp.gate_proj": "ffn_gate",
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
+}
+
+
+POST_NORMED = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
 }
 
 
@@ -64,12 +71,12 @@ def write_gguf(path: Path, kind: Kind, tokens: Mapping[str, Any], content: Conte
 
     content = content or Content()
     shape = {**SHAPE, "vocab_size": len(tokens["tokens"]), **kind.config}
-    config = getattr(transformers, f"{kind.family}Config")(**shape)
+    config = config_class(kind.family)(**shape)
     torch.manual_seed(0)
     model = getattr(transformers, f"{kind.family}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            around = 1.0 if name.endswith("norm.weight") else 0.0
+            around = 1.0 if name.endswith("norm.weight") and kind.family != "Gemma3" else 0.0
             weight.normal_(around, 0.3 if weight.dim() == 1 else 1.5 * weight.shape[1] ** -0.5)
     name = kind.family.lower()
     keys = {**_shape_keys(name, config), **{f"tokenizer.ggml.{key}": value for key, value in tokens.items()}}
@@ -86,8 +93,11 @@ def _shape_keys(name: str, config: Any) -> dict[str, Any]:
         "attention.head_count": config.num_attention_heads,
         "attention.head_count_kv": config.num_key_value_heads,
         "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
-        "rope.freq_base": config.rope_parameters["rope_theta"],
     }
+    rope = config.rope_parameters
+    keys["rope.freq_base"] = rope["full_attention"]["rope_theta"] if name == "gemma3" else rope["rope_theta"]
+    if name == "gemma3":
+        keys["attention.sliding_window"] = config.sliding_window
     if getattr(config, "head_dim", None):
         keys |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
     if name == "granite":
@@ -103,16 +113,18 @@ def _packed(model: Any, config: Any, name: str, content: Content) -> dict[str, t
     for stored, weight in model.state_dict().items():
         if stored == "lm_head.weight" and config.tie_word_embeddings:
             continue
-        called = their_name(stored)
+        called = their_name(stored, name)
         kind = content.types(called) if weight.dim() == 2 else Type.F32
         values = gguf.quantize(weight.numpy(), kind)
         weight.copy_(torch.from_numpy(gguf.dequantize(values, kind).reshape(weight.shape)))
+        if name == "gemma3" and called.endswith("norm.weight"):
+            values = values + np.float32(1)
         turned = heads.get(called.split(".")[-2]) if name in PAIRED else None
         packed[called] = (_permuted(values, turned) if turned else values, kind)
     for called, values in content.tensors.items():
         packed.pop(called, None)
         if values is not None:
-            packed[called] = (values, Type.F32)
+            packed[called] = (values, Type.F16 if values.dtype == np.float16 else Type.F32)
     return packed
 
 
@@ -122,13 +134,14 @@ def _permuted(weights: Any, heads: int) -> Any:
     return np.ascontiguousarray(halves.swapaxes(1, 2).reshape(weights.shape))
 
 
-def their_name(stored: str) -> str:
-    """GGUF's name of a tensor of transformers'."""
+def their_name(stored: str, name: str) -> str:
+    """An architecture's name of a tensor of transformers'."""
+    modules = MODULES | (POST_NORMED if name in ("gemma3", "olmo2") else {})
     module, _, kind = stored.rpartition(".")
-    if module in MODULES:
-        return f"{MODULES[module]}.{kind}"
+    if module in modules:
+        return f"{modules[module]}.{kind}"
     _, _, layer, part = module.split(".", 3)
-    return f"blk.{layer}.{MODULES[part]}.{kind}"
+    return f"blk.{layer}.{modules[part]}.{kind}"
 
 
 def _write(path: Path, name: str, keys: Mapping[str, Any], tensors: Mapping[str, tuple[Any, Any]]) -> None:

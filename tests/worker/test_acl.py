@@ -64,11 +64,12 @@ def test_the_whole_command_line_works_as_the_clients_user(
 
     commands: list[tuple[str, ...]] = [
         ("submit", "Phileas Fogg", "--job-id", "a", "--max-queued", "10", "--follow", "--json"),
-        *((command, "a") for command in ("tail", "status", "result", "cancel")),
+        ("submit", "Phileas Fogg", "--job-id", "g", "--n", "3", "--ttl", "60", "--follow"),
+        *((command, name) for command in ("tail", "status", "result", "cancel") for name in ("a", "g")),
         *((command, "--json") for command in ("jobs", "models", "workers")),
         ("watch", "--once"),
-        ("retry", "a", "--follow"),
-        *(("verify", "a"), ("verify", "--last", "2")),
+        *(("retry", "a", "--follow"), ("retry", "g", "--follow")),
+        *(("verify", "a"), ("verify", "g"), ("verify", "--last", "2")),
         ("batch", str(lines), "--output", str(tmp_path / "out.jsonl"), "--max-queued", "10"),
         ("cancel", "--all-queued", "--yes"),
     ]

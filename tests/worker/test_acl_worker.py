@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 
 import pytest
 import redis
@@ -11,7 +12,7 @@ from minilab_worker.rq import RqJobStore
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
 from rq.command import send_stop_job_command
-from support.redis_users import LEASE, LONG, WORKER, Urls, denials
+from support.redis_users import CLIENT, LEASE, LONG, WORKER, Urls, denials
 from support.references import ids_of, reference_ids
 from support.waiting import wait_until
 
@@ -79,6 +80,21 @@ def test_a_worker_ends_every_kind_of_job_as_the_workers_user(
     wait_until(lambda: worker.done == 5)
     states = {job_id: recorded_state(fetch(server, job_id)) for job_id in (finished, late, cancelled, alien, follower)}
     assert list(states.values()) == ["finished", "failed", "cancelled", "failed", "finished"]
+    assert denials(server) == []
+
+
+def test_logprobs_of_a_prompt_are_written_and_read_by_the_users_that_may_have_the_stream(
+    server: redis.Redis, user_urls: Urls, start_restricted: Callable[..., Worker]
+) -> None:
+    job_id = enqueue(server, replace(LONG, logprobs=1, prompt_logprobs=1), Submission())
+
+    worker = start_restricted()
+
+    wait_until(lambda: worker.done == 1)
+    found = minilab_gen.result(job_id, redis_url=user_urls[CLIENT])
+    assert found is not None
+    assert found.prompt_logprobs is not None
+    assert len(found.prompt_logprobs) == len(LONG.prompt)
     assert denials(server) == []
 
 

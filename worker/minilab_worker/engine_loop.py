@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import redis
@@ -19,6 +18,7 @@ import redis
 from minilab_gen.constraint import Constraint
 from minilab_gen.engine import Chosen, Engine, Outcome
 from minilab_gen.errors import RedisUnavailableError, RequestError, StreamError
+from minilab_worker.commands import Add, Cancel, Command, Drain, Recheck, Return
 from minilab_worker.compiling import Compiled, Compiling
 from minilab_worker.job_run import JobRun, JobState, JobTable
 from minilab_worker.job_store import JobStore
@@ -30,40 +30,6 @@ _log = logging.getLogger(__name__)
 
 _COMPILING_LOOK: Final = 0.05
 """Seconds between two looks at the cancel flags of jobs whose forms are compiled, while nothing else is to be done."""
-
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    """Let a job in at the next step; one that has ended already is only published."""
-
-    run: JobRun
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Cancel a job at the next step; an unknown id is ignored."""
-
-    job_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Recheck:
-    """Ask at the next step which jobs are still this worker's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """End the loop when every job has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Return:
-    """End it now: publish what is chosen, return the rest. In a hurry an unavailable Redis is not waited for."""
-
-    hurry: bool = False
-
-
-Command = Add | Cancel | Recheck | Drain | Return | Compiled
 
 
 class EngineLoop:

@@ -14,6 +14,7 @@ from typing import Any, Final, Protocol
 from minilab_gen.engine import Chosen, Ended
 from minilab_gen.engine import Sequence as EngineSequence
 from minilab_gen.errors import RequestError
+from minilab_gen.logprobs import PromptLogprobs
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, EndReason, Event
 from minilab_gen.protocol.transcript import Transcript
@@ -109,6 +110,12 @@ class JobRun:
         """Whether all events so far are known to be in the stream."""
         return self.confirmed == len(self.transcript.events)
 
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs | None:
+        """What is to be written beside the stream of a job with an answer; None where that is nothing."""
+        is_whole = self.end is not None and self.end.succeeded and self.sequence is not None
+        return self.sequence.prompt_logprobs if is_whole and self.sequence is not None else None
+
     def enter(self, state: JobState) -> None:
         """Change the state, by the table."""
         assert state in TRANSITIONS[self.state], f"{self.job_id}: {state.name} must not follow {self.state.name}"
@@ -117,7 +124,7 @@ class JobRun:
     def take(self, outcome: Chosen | Ended) -> None:
         """Add the event that an outcome of the engine makes; with the token that completes a stop text the job ends."""
         if isinstance(outcome, Chosen):
-            self.transcript.add(outcome.token_id)
+            self.transcript.add(outcome.token_id, outcome.logprobs)
             if self._has_stop_texts and self.transcript.has_stopped():
                 self.close("stop")
             return

@@ -16,6 +16,7 @@ import hiredis
 import redis
 
 from minilab_gen.errors import StreamError
+from minilab_gen.logprobs import prompt_to_text
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, Event
 from minilab_gen.protocol.streams import APPEND_SCRIPT, NOT_HELD, REFUSED_REPEAT, decode_raw_entry, decode_stream
@@ -184,7 +185,16 @@ class _Entries:
         if isinstance(event, EndEvent):
             fields = [part for pair in event.to_fields().items() for part in pair]
             self._keys.append(run.job.owners_key)
-            self._words += ("end", event.number, keys.RETENTION, run.job.execution_id, len(fields), *fields)
+            scores = run.prompt_logprobs
+            kind = "end" if scores is None else "end lp"
+            self._words += (kind, event.number, keys.RETENTION, run.job.execution_id, len(fields), *fields)
+            if scores is not None:
+                self._keys.append(keys.prompt_logprobs(run.job_id))
+                self._words.append(prompt_to_text(scores))
+        elif event.logprobs is not None:
+            words = (event.token_id, event.text, event.logprobs.to_text())
+            first = event.number == 1
+            self._words += ("first lp", *words, run.running_ttl) if first else ("next lp", event.number, *words)
         elif event.number == 1:
             self._words += ("first", event.token_id, event.text, run.running_ttl)
         else:

@@ -26,8 +26,9 @@ from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.server_info import eviction_warning, server_info
 from minilab_worker import outage
 from minilab_worker.admission import admit
+from minilab_worker.commands import Add, Cancel, Drain, Recheck, Return
 from minilab_worker.compiling import Compiling
-from minilab_worker.engine_loop import Add, Cancel, Drain, EngineLoop, Recheck, Return
+from minilab_worker.engine_loop import EngineLoop
 from minilab_worker.job_run import JobRun, JobState, JobTable
 from minilab_worker.job_store import Claim, JobStore, StartedJob
 from minilab_worker.outage import RedisOutage

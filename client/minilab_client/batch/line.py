@@ -25,7 +25,7 @@ LONGEST_CUSTOM_ID: Final = 512
 _KEY_BYTES: Final = 8
 """Of a custom_id's hash. Among a million lines two are equal once in 37 million files."""
 
-_JOB_ID: Final = re.compile(r"batch-([0-9a-f]{32})(?:-[0-9]{1,9})?")
+_JOB_ID: Final = re.compile(r"batch-([0-9a-f]{32})(?:_[0-9]{1,2})?(?:-[0-9]{1,9})?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,10 @@ class Content:
     """Values as they came, for :meth:`GenerationRequest.from_payload` to check; without a seed where there is none."""
     written: Mapping[str, object] | None = None
     """What makes a chat the same, in place of the fields of the request that its template makes; else None."""
+    n: int = 1
+    """Answers that it asks for."""
+    echo: bool = False
+    """Whether the answer is to begin with the prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +56,17 @@ class Line:
     """Equal digests ask for the same answer to the same custom_id by the same model, in the same form."""
     rendered_digest: str | None = None
     """Of a chat: the digest of its rendered prompt, by which earlier releases named its job."""
+    n: int = 1
+    """Answers that it asks for."""
+    choice: int | None = None
+    """Which of several answers ``request`` and ``seed`` are for; None where it asks for one, and for the whole line."""
+    echo: bool = False
+    """Whether the answer is to begin with the prompt."""
 
     def job_id(self, attempt: int) -> str:
         """The id of its job; where one failed, the next attempt has another."""
-        return f"batch-{self.digest}" if not attempt else f"batch-{self.digest}-{attempt}"
+        choice = "" if self.choice is None else f"_{self.choice}"
+        return f"batch-{self.digest}{choice}" if not attempt else f"batch-{self.digest}{choice}-{attempt}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +84,11 @@ def line_of(number: int, custom_id: str, form: Form, model: str, content: Conten
     request = GenerationRequest.from_payload(content.payload)
     seed = request.settings.seed if "seed" in content.payload else None
     rest: dict[str, Any] = {"custom_id": custom_id, "form": form, "model": model}
+    if content.echo:
+        rest["echo"] = True
     rest["stop_texts"] = ()  # where they once were: digests stay what they are
+    if content.n != 1:
+        rest["n"] = content.n
     fields = {**request.to_payload(), "seed": seed}
     digest = _digest(rest | {"request": fields})
     rendered_digest = None
@@ -82,7 +97,7 @@ def line_of(number: int, custom_id: str, form: Form, model: str, content: Conten
     if seed is None and not request.settings.is_greedy:
         seed = int(digest[:8], 16)  # 32 bits, which is every seed there is
         request = request.with_seed(seed)
-    return Line(number, custom_id, form, request, seed, digest, rendered_digest)
+    return Line(number, custom_id, form, request, seed, digest, rendered_digest, n=content.n, echo=content.echo)
 
 
 def digest_in(job_id: object) -> str | None:

@@ -18,8 +18,10 @@ from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import own_ends
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.results import Answer
-from minilab_gen.request import DEFAULT_CHAT_TOKENS, GIVEN_FIELDS, shown
+from minilab_gen.request import DEFAULT_CHAT_TOKENS, GIVEN_FIELDS, check_n, shown
+from minilab_gen.text import openai_logprobs
 from minilab_gen.text.chat import EXTRAS, Conversation
+from minilab_gen.text.tokenizer import Tokenizer
 
 MARKS: Final = frozenset({"method", "url", "body"})
 """A line with any of these fields is of this form."""
@@ -39,7 +41,6 @@ _SETTINGS: Final = {_OUR_NAMES.get(name, name): name for name in GIVEN_FIELDS}
 """Names here: ours."""
 
 _OFF: Final[dict[str, tuple[object, ...]]] = {
-    "n": (1,),
     "stream": (False,),
 }
 
@@ -66,18 +67,16 @@ class Route:
 COMPLETIONS: Final = Route(
     "/v1/completions",
     _SETTINGS,
-    ("prompt", *VLLM_FORMS),
-    {**_OFF, "best_of": (1,), "echo": (False,), "logprobs": (), "suffix": ()},
+    ("prompt", "n", "echo", *VLLM_FORMS),
+    {**_OFF, "best_of": (1,), "suffix": ()},
     ("user",),
 )
 CHAT_COMPLETIONS: Final = Route(
     "/v1/chat/completions",
     {**_SETTINGS, "max_completion_tokens": "max_new_tokens"},
-    ("messages", *EXTRAS, *VLLM_FORMS),
+    ("messages", *EXTRAS, "n", "top_logprobs", *VLLM_FORMS),
     {
         **_OFF,
-        "logprobs": (False,),
-        "top_logprobs": (0,),
         "tool_choice": ("auto",),
         "parallel_tool_calls": (True,),
     },
@@ -92,37 +91,39 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
     given = with_form(body)
     settings = {ours: given[name] for name, ours in route.settings.items() if name in given}
     settings = {"temperature": DEFAULT_TEMPERATURE, **model.request_fields(settings)}
+    n = check_n(given.get("n", 1))
     if route is COMPLETIONS:
         ends = _stop_ids(own_ends(given, model.card.stop_ids), given)
         prompt = _prompt(given, model)
-        return Content({"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends})
+        payload = {"max_new_tokens": DEFAULT_MAX_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}
+        echo = _echo(given)
+        if echo:  # the prompt is scored like the answer, and may be all that is asked
+            payload.setdefault("prompt_logprobs", settings.get("logprobs", 0))
+        return Content(payload, n=n, echo=echo)
+    settings = openai_logprobs.settings_of_chat(settings, given)
     said = Conversation.of(_messages(given)).with_extras(*(given.get(name) for name in EXTRAS))
     prompt, chat_ends = model.chat(said)
     ends = _stop_ids(own_ends(given, chat_ends), given)
     payload = {"max_new_tokens": DEFAULT_CHAT_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}
     written = model.chat_as_written(said, given.get("stop_token_ids"), given.get("ignore_eos"))
-    return Content(payload, {**written, "url": route.url})
+    return Content(payload, {**written, "url": route.url}, n)
 
 
-def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[str, Any]:
-    """What is written about the line: OpenAI's fields, ``stop_reason`` of vLLM, ``token_ids`` and ``seed`` of ours."""
-    prompt_tokens, tokens = given.end.prompt_tokens, len(given.ids)
+def answer(given: Sequence[tuple[Line, str, Answer]], model: AskedModel) -> dict[str, Any]:
+    """What is written about a line, from the job and the answer of each choice.
+
+    OpenAI's fields, ``stop_reason`` of vLLM, ``token_ids`` and ``seed`` of ours.
+    """
+    line, job_id, first = given[0]
+    prompt_tokens, tokens = first.end.prompt_tokens, sum(len(answer.ids) for _, _, answer in given)
     chats = line.form == "openai-chat"
-    choice = {
-        "index": 0,
-        **({"message": {"role": "assistant", "content": given.text}} if chats else {"text": given.text}),
-        "finish_reason": "stop" if given.end.reason == "stop" else "length",
-        **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
-        "logprobs": None,
-        "token_ids": list(given.ids),
-    }
     body = {
         "id": f"{'chatcmpl' if chats else 'cmpl'}-{line.digest}",
         "object": "chat.completion" if chats else "text_completion",
-        "created": int(given.recorded_at),
+        "created": int(max(answer.recorded_at for _, _, answer in given)),
         "model": model.card.name,
-        "system_fingerprint": given.fingerprint,
-        "choices": [choice],
+        "system_fingerprint": first.fingerprint,
+        "choices": [_choice(index, of, answer, model.tokenizer) for index, (of, _, answer) in enumerate(given)],
         "usage": {
             "prompt_tokens": prompt_tokens,
             "completion_tokens": tokens,
@@ -136,6 +137,37 @@ def answer(line: Line, job_id: str, given: Answer, model: AskedModel) -> dict[st
         "response": {"status_code": 200, "request_id": job_id, "body": body},
         "error": None,
     }
+
+
+def _choice(index: int, line: Line, given: Answer, tokenizer: Tokenizer) -> dict[str, Any]:
+    text = tokenizer.decode(line.request.prompt) + given.text if line.echo else given.text
+    is_said = line.form == "openai-chat"
+    choice: dict[str, Any] = {
+        "index": index,
+        **({"message": {"role": "assistant", "content": text}} if is_said else {"text": text}),
+        "finish_reason": "stop" if given.end.reason == "stop" else "length",
+        **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
+        "logprobs": _logprobs(line, given, text, tokenizer),
+        "token_ids": list(given.ids),
+    }
+    if given.prompt_logprobs is not None and not line.echo:
+        choice["prompt_logprobs"] = openai_logprobs.of_prompt(given.prompt_logprobs, tokenizer)
+    return choice
+
+
+def _logprobs(line: Line, given: Answer, text: str, tokenizer: Tokenizer) -> dict[str, Any] | None:
+    """Those of the text, in the form of the line; None where none were asked for."""
+    if given.logprobs is None:
+        return None
+    if line.form == "openai-chat":
+        return openai_logprobs.of_chat(given.ids, given.logprobs, tokenizer)
+    prompt = line.request.prompt
+    if line.echo:
+        ids, listed = (*prompt, *given.ids), (*(given.prompt_logprobs or ()), *given.logprobs)
+        offsets = openai_logprobs.text_offsets(ids, text, tokenizer.decoder())
+        return openai_logprobs.of_completion(ids, listed, offsets, tokenizer)
+    offsets = openai_logprobs.text_offsets(given.ids, text, tokenizer.decoder(prompt))
+    return openai_logprobs.of_completion(given.ids, given.logprobs, offsets, tokenizer)
 
 
 def in_their_words(refusal: RequestError) -> RequestError:
@@ -186,6 +218,13 @@ def _prompt(body: dict[str, Any], model: AskedModel) -> tuple[int, ...]:
     if not isinstance(prompt, str):
         raise RequestError(f"prompt must be one text or one list of token ids, got {shown(prompt)}")
     return model.ids_of("prompt", prompt)
+
+
+def _echo(body: dict[str, Any]) -> bool:
+    echo = body.get("echo", False)
+    if not isinstance(echo, bool):
+        raise RequestError(f"echo must be true or false, got {shown(echo)}")
+    return echo
 
 
 def _messages(body: dict[str, Any]) -> list[Any]:

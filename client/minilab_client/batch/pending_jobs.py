@@ -80,8 +80,8 @@ class PendingJobs:
 
     @property
     def free(self) -> int:
-        """How many more lines it takes."""
-        return self._at_once - len(self._waiting) - len(self._submitted)
+        """How many more lines it takes; the answers of the last one may be more than that."""
+        return max(0, self._at_once - len(self._waiting) - len(self._submitted))
 
     @property
     def submitted(self) -> int:
@@ -99,7 +99,7 @@ class PendingJobs:
         """Find the jobs of waiting lines, or submit them as far as the queue takes them."""
         self._find_earlier()
         self.is_held_back = False
-        for _ in range(len(self._waiting)):
+        for _ in range(min(len(self._waiting), self._at_once - len(self._submitted))):
             pending = self._waiting[0]
             try:
                 enqueue(self._connection, pending.request, replace(self._submission, job_id=pending.job_id))
@@ -168,7 +168,8 @@ class PendingJobs:
         if found is None:
             return None
         if found.end.succeeded:
-            return Answer(found.ids, found.text, found.end, time.time(), fingerprint)
+            listed = (found.logprobs, found.prompt_logprobs)
+            return Answer(found.ids, found.text, found.end, time.time(), fingerprint, *listed)
         return Failure(found.end.reason, _reason(found.end))
 
     def _settle(self, job_id: str, outcome: _Outcome | None) -> EndedLine | None:

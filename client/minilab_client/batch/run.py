@@ -10,6 +10,7 @@ import click
 
 from minilab_client.batch import openai_form, own_form
 from minilab_client.batch.asked_model import AskedModel
+from minilab_client.batch.choices import Choices, answers_of, choices_of, failed_of
 from minilab_client.batch.files import BatchFiles, ErrorFile
 from minilab_client.batch.jsonl import read_lines
 from minilab_client.batch.line import BadLine, Line
@@ -20,7 +21,6 @@ from minilab_client.batch.reader import LineReader
 from minilab_client.batch.waiting import StallNotes, through_outages
 from minilab_client.exit_codes import ExitCode
 from minilab_client.output import flush, say, write_json
-from minilab_gen.protocol.results import Answer
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 0.5
@@ -48,6 +48,7 @@ class Batch:
     ) -> None:
         self._lines, self._model, self._pending = lines, model, pending
         self._output, self._errors, self._counters = output, errors, counters
+        self._choices = Choices()
         self._is_read = False
         self._pause, self._looked = FIRST_PAUSE, 0.0
 
@@ -86,17 +87,23 @@ class Batch:
         elif self._output.holds(line):
             self._counters.kept += 1
         else:
-            self._pending.add(line)
+            for choice in choices_of(line):
+                self._pending.add(choice)
 
     def _record(self, ended: EndedLine) -> None:
-        line, outcome = ended.line, ended.outcome
-        if isinstance(outcome, Answer):
-            answer = own_form.answer if line.form == "minilab" else openai_form.answer
-            self._output.write(line, answer(line, ended.job_id, outcome, self._model))
+        together = self._choices.add(ended)
+        if together is None:
+            return
+        failed = failed_of(together)
+        if failed is None:
+            given = answers_of(together)
+            answer = own_form.answer if ended.line.form == "minilab" else openai_form.answer
+            self._output.write(ended.line, answer(given, self._model))
             self._counters.answered += 1
-            self._counters.tokens += outcome.end.tokens
+            self._counters.tokens += sum(each.end.tokens for _, _, each in given)
         else:
-            self._errors.write(line.number, line.custom_id, outcome.code, outcome.reason, ended.job_id)
+            first, failure = failed
+            self._errors.write(first.line.number, first.line.custom_id, failure.code, failure.reason, first.job_id)
             self._counters.failed += 1
 
     def _rest(self) -> None:

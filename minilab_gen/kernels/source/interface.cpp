@@ -8,6 +8,7 @@
 #include <new>
 
 #include "exact_math.h"
+#include "logprobs.h"
 #include "model.h"
 #include "numbers.h"
 #include "processor.h"
@@ -164,6 +165,18 @@ int32_t mlk_threads(mlk_model* m, int32_t threads) {
 }
 
 int64_t mlk_weight_bytes(const mlk_model* m) { return m->w->bytes; }
+
+int32_t mlk_logprobs(const float* logits, int32_t vocab, int32_t token, int32_t count, float* of_token, int32_t* ids,
+                     float* of_ids) {
+    const Backend* backend = backend_or_error();
+    Draw draw;
+    if (!backend) return -1;
+    if (token < 0 || token >= vocab) return fail("a token must be below %d, got %d", vocab, token);
+    if (!draw.at_least(vocab)) return fail("there is no memory for logprobs");
+    const RoundingMode mode;
+    logprobs(*backend, logits, vocab, {token, count, of_token, ids, of_ids}, draw);
+    return 0;
+}
 
 int32_t mlk_rope_tables(const mlk_rope* rope, int32_t rope_dim, int32_t context, float* cosine, float* sine) {
     if (const char* wrong = wrong_rope(*rope, rope_dim)) return fail("%s", wrong);

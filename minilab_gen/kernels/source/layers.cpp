@@ -1,4 +1,5 @@
 // The parts of a layer, and of what follows the last one, over the rows of a step.
+#include "logprobs.h"
 #include "rules.h"
 #include "step.h"
 #include "weights.h"
@@ -138,14 +139,34 @@ void norm_outputs(const Model& m, Rows outputs, float* to) {
                   gains_before(m, HEAD, 0), 1, to + int64_t{o} * m.w->d_model);
 }
 
+namespace {
+
+// The logprobs of an output: of the chosen token, unless another is judged.
+void list_output(const Model& m, Own& own, const float* logits, int output, int chosen) {
+    const mlk_listing& listing = *m.step.listing;
+    const int count = listing.counts[output], judged = listing.judged[output];
+    if (count < 0) return;
+    const int64_t first = int64_t{output} * listing.most;
+    logprobs(*m.backend, logits, m.w->shape.vocab,
+             {judged < 0 ? chosen : judged, count, listing.of_tokens + output, listing.ids + first,
+              listing.of_ids + first},
+             own.draw);
+}
+
+}  // namespace
+
 void choose_output(Model& m, Own& own, int output) {
     const int vocab = m.w->shape.vocab;
     float* logits = m.logits.floats() + int64_t{output} * m.w->head.panels * LANES;
     const mlk_step& s = m.step;
     const float divisor = static_cast<float>(m.w->shape.logit_divisor);
     if (divisor != 1.f) m.backend->divide(logits, vocab, divisor);
-    if (s.tokens)
-        s.tokens[output] = choose(*m.backend, logits, vocab, s.samplers ? s.samplers[output] : nullptr, own.draw);
+    int chosen = MLK_NOT_FINITE;
+    if (s.tokens) {
+        chosen = choose(*m.backend, logits, vocab, s.samplers ? s.samplers[output] : nullptr, own.draw);
+        s.tokens[output] = chosen;
+    }
+    if (s.listing) list_output(m, own, logits, output, chosen);
     if (!s.logits) return;
     float* out = s.logits + int64_t{output} * vocab;
     for (int i = 0; i < vocab; i++) {  // NaN has a sign and a payload that differ by processor; one stands for all

@@ -10,6 +10,17 @@ namespace mlk {
 
 namespace {
 
+int check(const Model& m, const mlk_step& s, const mlk_listing& listing) {
+    if (!s.tokens) return fail("a step with logprobs must have room for its tokens");
+    for (int o = 0; o < s.outputs; o++) {
+        if (listing.counts[o] < -1 || listing.counts[o] > listing.most)
+            return fail("counts must be -1 to %d, got %d for output %d", listing.most, listing.counts[o], o);
+        if (listing.judged[o] < -1 || listing.judged[o] >= m.w->shape.vocab)
+            return fail("judged ids must be below %d, got %d for output %d", m.w->shape.vocab, listing.judged[o], o);
+    }
+    return 0;
+}
+
 int check(const Model& m, const mlk_step& s) {
     if (s.rows < 1 || s.outputs < 0) return fail("a step must have at least 1 row, got %d", s.rows);
     for (int r = 0; r < s.rows; r++) {
@@ -27,7 +38,7 @@ int check(const Model& m, const mlk_step& s) {
     for (int o = 0; o < s.outputs; o++)
         if (s.output_rows[o] < (o ? s.output_rows[o - 1] + 1 : 0) || s.output_rows[o] >= s.rows)
             return fail("output rows must ascend and be below %d, got %d", s.rows, s.output_rows[o]);
-    return 0;
+    return s.listing ? check(m, s, *s.listing) : 0;
 }
 
 // The rows of each sequence. A slot whose rows do not stand together is an error.
