@@ -28,8 +28,8 @@ ANNOTATIONS: Final = (
 )
 """Keywords that allow every value. The last is OpenAPI's, beside the ``oneOf`` that says the same."""
 
-MAX_SCHEMA_DEPTH: Final = 64
-"""Schemas in schemas, and values in values."""
+MAX_SCHEMA_DEPTH: Final = 100
+"""Levels of JSON: a parser needs some of its stack for each."""
 
 LONGEST_PERIOD: Final = 10_000
 """The largest ``multipleOf``, and what several of one number have in common: it needs a state for each remainder."""
@@ -49,8 +49,8 @@ def _check_depth(value: object) -> None:
     layer, depth = [value], 0
     while layer:
         depth += 1
-        if depth > 2 * MAX_SCHEMA_DEPTH:
-            raise RequestError(f"a schema may have {2 * MAX_SCHEMA_DEPTH} levels of JSON, got more")
+        if depth > MAX_SCHEMA_DEPTH:
+            raise RequestError(f"a schema may have {MAX_SCHEMA_DEPTH} levels of JSON, got more")
         layer = [
             inner
             for each in layer

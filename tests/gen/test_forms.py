@@ -139,10 +139,15 @@ def nested(depth: int) -> dict[str, Any]:
     return {"oneOf": [{"type": "string"}, options[0]]} if depth % 2 else options[0]
 
 
+def arrays(depth: int) -> dict[str, Any]:
+    return {"type": "array", "items": arrays(depth - 1)} if depth else {"type": "null"}
+
+
 HARD: dict[str, Any] = {
     "an enum of 50 000": lambda: schema_form({"enum": [f"text number {n}" for n in range(50_000)]}),
     "an enum of 10 000": lambda: schema_form({"enum": [f"text number {n}" for n in range(10_000)]}),
     "a long string": lambda: schema_form({"type": "string", "maxLength": 10**6}),
+    "arrays 90 deep": lambda: schema_form(arrays(90)),
     "oneOf 12 deep": lambda: schema_form(nested(24)),
     "5 MB": lambda: schema_form({"enum": ["x" * 5_000_000]}),
     "optional letters": lambda: form_of(regex="(a?){30}a{30}"),

@@ -147,6 +147,7 @@ def _choice(index: int, line: Line, given: Answer, tokenizer: Tokenizer) -> dict
         **({"message": {"role": "assistant", "content": text}} if is_said else {"text": text}),
         "finish_reason": "stop" if given.end.reason == "stop" else "length",
         **({} if given.end.stop_text is None else {"stop_reason": given.end.stop_text}),
+        **({} if given.end.complete is None else {"complete": given.end.complete}),
         "logprobs": _logprobs(line, given, text, tokenizer),
         "token_ids": list(given.ids),
     }
