@@ -56,7 +56,8 @@ def sequence(compiler: FormCompiler, name: str, request: GenerationRequest, answ
 
 
 def run(served: ServedModel, max_batch: int, sequences: Iterable[Sequence], **options: int) -> dict[str, Ended]:
-    engine, ended = Engine(served.model, max_batch, threads=1, **options), {}  # type: ignore[arg-type]
+    engine = Engine(served.model, max_batch, threads=1, **options)  # type: ignore[arg-type]
+    ended: dict[str, Ended] = {}
     for each in sequences:
         engine.add(each)
     while engine.has_work:

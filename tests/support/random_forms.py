@@ -53,7 +53,7 @@ def has_form(text: str, form: AnswerForm) -> bool:
 def is_valid(text: str, schema: object) -> bool:
     """Whether a text is JSON of a schema."""
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
-    return validator.is_valid(json.loads(text))
+    return bool(validator.is_valid(json.loads(text)))
 
 
 def random_schema(rng: random.Random, depth: int) -> dict[str, Any]:
