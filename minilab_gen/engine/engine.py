@@ -102,8 +102,10 @@ class Engine:
         """Let a sequence wait for a slot. Raises RequestError for one that could never run, or whose name is known."""
         if sequence.name in self._known:
             raise RequestError(f"a sequence's name must be new to the engine, got {sequence.name} again")
-        sequence.request.check_fits(self._limits)
         request = sequence.request
+        request.check_fits(self._limits)
+        if request.form is not None and sequence.constraint is None:
+            raise RequestError("a sequence whose answer must have a form needs a constraint, got none")
         if needs_sampler(request.settings) or sequence.constraint is not None:
             sequence.sampler = TokenSampler(request.settings, self._limits.vocab_size, request.stop_ids)
             sequence.sampler.begin(request.prompt, sequence.ids[len(request.prompt) :])

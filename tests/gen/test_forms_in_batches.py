@@ -12,6 +12,7 @@ from support.random_forms import form_of, has_form, random_form
 
 from minilab_gen.constraints.compiler import FormCompiler
 from minilab_gen.engine import Ended, Engine, Sequence
+from minilab_gen.errors import RequestError
 from minilab_gen.generate import generate
 from minilab_gen.request import GenerationRequest, SamplingSettings
 
@@ -118,6 +119,12 @@ def test_an_answer_after_which_nothing_may_come_ends_without_a_stop_token(
         ended = run(served, 2, [sequence(compiler, "x", request, [])])["x"]
         assert (ended.reason, ended.stop_id, ended.is_complete) == ("stop", None, True)
         assert served.tokenizer.decode(ended.sequence.ids[2:]) == "oui"
+
+
+def test_an_engine_takes_no_sequence_whose_form_it_could_not_keep(served: ServedModel) -> None:
+    request = GenerationRequest((5, 6), 40, form=form_of(choice=["oui"]))
+    with pytest.raises(RequestError, match="needs a constraint"):
+        Engine(served.model, 1, threads=1).add(Sequence("x", request))
 
 
 def test_a_stop_token_may_come_only_where_the_answer_is_whole(served: ServedModel, compiler: FormCompiler) -> None:
