@@ -40,11 +40,8 @@ class _Vocabulary:
 
 
 def tokenizer_of(tokens: Sequence[bytes]) -> LLTokenizer:
-    """A vocabulary of these bytes, and behind them one that ends a text. An id without bytes is never allowed.
-
-    Bytes that begin with 0xFF, which no UTF-8 has, count as none: to llguidance they would name a special token.
-    """
-    return LLTokenizer(_Vocabulary([b"" if token[:1] == b"\xff" else token for token in tokens]))  # type: ignore[arg-type]
+    """A vocabulary of these bytes, and behind them one that ends a text. An id without bytes is never allowed."""
+    return LLTokenizer(_Vocabulary(tokens))  # type: ignore[arg-type]
 
 
 def byte_tokenizer() -> LLTokenizer:

@@ -21,7 +21,7 @@ def test_the_bytes_of_every_token_are_those_that_the_text_gets(tokenizer: Tokeni
     texts = FormedTexts(tokenizer)
     for token_id in range(tokenizer.vocab_size):
         expected = tokenizer.token_bytes(token_id)
-        if expected and expected != b"\xff":  # no text has this byte, and it can never be chosen
+        if expected and expected != b"\xff":  # no text has this byte, and to llguidance it begins a special token
             assert texts.compiler.token_bytes(token_id) == expected
 
 
@@ -32,6 +32,7 @@ def test_only_tokens_with_a_text_are_ever_allowed(tokenizer: Tokenizer) -> None:
     assert allowed
     assert all(tokenizer.token_bytes(token_id) for token_id in allowed)
     assert not any(tokenizer.is_special(token_id) for token_id in allowed)
+    assert b"\xff" not in map(tokenizer.token_bytes, allowed)  # which no text has
 
 
 def test_a_model_with_fewer_rows_than_ids_is_held_to_its_rows(tokenizer: Tokenizer) -> None:

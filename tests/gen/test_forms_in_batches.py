@@ -121,6 +121,14 @@ def test_an_answer_after_which_nothing_may_come_ends_without_a_stop_token(
         assert served.tokenizer.decode(ended.sequence.ids[2:]) == "oui"
 
 
+def test_an_answer_that_is_whole_with_its_last_token_is_not_cut(served: ServedModel, compiler: FormCompiler) -> None:
+    form = form_of(choice=["oui"])
+    whole = run(served, 1, [sequence(compiler, "x", GenerationRequest((5, 6), 40, form=form), [])])["x"]
+    request = GenerationRequest((5, 6), whole.sequence.tokens, form=form)
+    ended = run(served, 1, [sequence(compiler, "x", request, [])])["x"]
+    assert (ended.reason, ended.is_complete, ended.sequence.ids) == ("stop", True, whole.sequence.ids)
+
+
 def test_an_engine_takes_no_sequence_whose_form_it_could_not_keep(served: ServedModel) -> None:
     request = GenerationRequest((5, 6), 40, form=form_of(choice=["oui"]))
     with pytest.raises(RequestError, match="needs a constraint"):
