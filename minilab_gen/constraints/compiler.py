@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections import OrderedDict
@@ -23,6 +24,9 @@ _KEPT: Final = 32
 
 _QUICK: Final = 0.05
 """Seconds of compiling up to which a form is compiled a second time in the middle of an answer."""
+
+_MOST_THREADS: Final = 8
+"""That compute masks, of a millisecond at most, while the kernels' threads wait."""
 
 _WORD, _BITS_OF_WORD = 4, 32
 """Bytes and bits of a word of a mask."""
@@ -115,7 +119,7 @@ class FormCompiler:
                 from minilab_gen.constraints.library import tokenizer_of
 
                 tokens = [self._tokenizer.token_bytes(token_id) for token_id in range(self._vocab_size)]
-                self._library = tokenizer_of(tokens), LLExecutor()
+                self._library = tokenizer_of(tokens), LLExecutor(min(_MOST_THREADS, os.cpu_count() or 1))
             return self._library
 
 
