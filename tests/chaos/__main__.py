@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from chaos.checkpoint import references, write_slow_checkpoint
+from chaos.checkpoint import write_slow_checkpoint, written_references
 from chaos.load import request_pool
 from chaos.report import table
 from chaos.seed import Scale, Seed, SeedReport
@@ -30,7 +30,7 @@ def main(seeds: int, first: int, seconds: float, workers: int, jobs: int, logs: 
     with tempfile.TemporaryDirectory(prefix="mlc-") as folder:
         checkpoint = write_slow_checkpoint(Path(folder))
         click.echo("Generating the expected answers ...", err=True)
-        answers = references(checkpoint, request_pool())
+        answers = written_references(checkpoint, request_pool())
         for seed in range(first, first + seeds):
             reports.append(Seed(seed, scale, checkpoint, answers).run())
             click.echo(f"seed {seed}: {len(reports[-1].findings.all)} findings", err=True)

@@ -10,6 +10,7 @@ from rq import Queue
 from rq.job import Job
 from rq.serializers import JSONSerializer
 
+from chaos.checkpoint import Answers
 from chaos.load import PlannedJob
 from chaos.readers import Reader
 from minilab_gen.errors import StreamError
@@ -47,7 +48,7 @@ class Findings:
 class Audit:
     """Looks at one job after the other, then at RQ's records."""
 
-    def __init__(self, connection: redis.Redis, answers: dict[GenerationRequest, list[int]]) -> None:
+    def __init__(self, connection: redis.Redis, answers: Answers) -> None:
         self._connection, self._answers = connection, answers
         self._statuses: dict[str, set[str]] = {"finished": set(), "failed": set(), "canceled": set()}
         self.findings = Findings()
@@ -123,7 +124,7 @@ class Audit:
     def _check_end(self, job: PlannedJob, events: list[Event]) -> None:
         end = events[-1]
         assert isinstance(end, EndEvent)
-        tokens = [event.token_id for event in events if isinstance(event, TokenEvent)]
+        tokens = events[:-1]
         expected = self._answers[job.request] if job.request else []
         right = tokens == (expected if end.reason in _SUCCESS else expected[: len(tokens)])
         allowed = {*_SUCCESS, "timeout"} if job.request else {"error"}
@@ -135,9 +136,11 @@ class Audit:
         if end.reason not in allowed:
             self.findings.different.append(f"{job.job_id}: ended with {end.to_json()}")
         elif not right:
-            self.findings.different.append(f"{job.job_id}: {len(tokens)} tokens are not those of generate")
-        elif job.request and end.reason in _SUCCESS and events != _written(job.request, tokens, end):
-            self.findings.different.append(f"{job.job_id}: its texts or its end are not those of its tokens")
+            self.findings.different.append(
+                f"{job.job_id}: {len(tokens)} tokens, texts or logprobs are not those of generate"
+            )
+        elif job.request and end.reason in _SUCCESS and end != _end_of(job.request, expected, end):
+            self.findings.different.append(f"{job.job_id}: its end is not that of its tokens")
 
     def _expired_leases(self, job_id: str) -> int:
         return int(self._connection.get(keys.expired_leases(job_id)) or 0)
@@ -160,13 +163,9 @@ class Audit:
         known -= registered
 
 
-def _written(request: GenerationRequest, tokens: list[int], end: EndEvent) -> list[Event]:
-    """The stream of these tokens, as one worker alone writes it."""
-    transcript = Transcript(request, get_tokenizer())
-    for token_id in tokens:
-        transcript.add(token_id)
-    transcript.close(end.reason, stop_id=end.stop_id)
-    return transcript.events
+def _end_of(request: GenerationRequest, tokens: list[TokenEvent], end: EndEvent) -> EndEvent:
+    """The end that one worker alone writes behind these tokens."""
+    return Transcript(request, get_tokenizer(), tokens).close(end.reason, stop_id=end.stop_id)
 
 
 def _text(raw: Any) -> str:

@@ -10,11 +10,13 @@ import torch
 
 from minilab_gen.constraints.compiler import FormCompiler
 from minilab_gen.generate import generate
+from minilab_gen.kernels.logprobs import logprobs_at
 from minilab_gen.models.checkpoint import load
 from minilab_gen.models.config import ModelConfig
 from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.torch_checkpoint import write_checkpoint
+from minilab_gen.protocol.events import TokenEvent
 from minilab_gen.protocol.transcript import Transcript
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.tokenizer import get_tokenizer
@@ -46,19 +48,34 @@ def write_slow_checkpoint(folder: Path, n_layer: int = _CONFIG.n_layer) -> Path:
     return folder
 
 
-def references(checkpoint: Path, requests: Iterable[GenerationRequest]) -> dict[GenerationRequest, list[int]]:
-    """What ``generate`` answers to each request alone, up to its stop text."""
+Answers = dict[GenerationRequest, list[TokenEvent]]
+"""By request."""
+
+
+def written_references(checkpoint: Path, requests: Iterable[GenerationRequest]) -> Answers:
+    """What ``generate`` answers to each request alone, up to its stop text, as a worker writes it."""
     model = load(checkpoint, threads=1)  # more only get into each other's way with matrices this small
     return {request: _answer(model, request) for request in requests}
 
 
-def _answer(model: KernelModel, request: GenerationRequest) -> list[int]:
+def references(checkpoint: Path, requests: Iterable[GenerationRequest]) -> dict[GenerationRequest, list[int]]:
+    """The same, ids alone."""
+    written = written_references(checkpoint, requests)
+    return {request: [event.token_id for event in events] for request, events in written.items()}
+
+
+def _answer(model: KernelModel, request: GenerationRequest) -> list[TokenEvent]:
     transcript = Transcript(request, get_tokenizer())
     compiler = FormCompiler(get_tokenizer(), model.config.vocab_size)
     constraint = None if request.form is None else compiler.start(request.form)
     settings, stop_ids = request.settings, request.stop_ids
+    events: list[TokenEvent] = []
     for step in generate(model, request.prompt, request.max_new_tokens, settings, stop_ids, constraint=constraint):
-        transcript.add(step.token_id)
+        logits = step.logits.contiguous()
+        listed = None
+        if request.logprobs is not None:
+            listed = logprobs_at(logits.data_ptr(), len(logits), step.token_id, request.logprobs)
+        events.append(transcript.add(step.token_id, listed))
         if transcript.has_stopped():
             break
-    return transcript.ids
+    return events

@@ -17,6 +17,7 @@ import redis
 from rq import Queue
 from rq.exceptions import DuplicateJobError as RqDuplicateJobError
 from rq.serializers import JSONSerializer
+from support.random_settings import random_settings
 
 from chaos.checkpoint import CONTEXT, VOCABULARY
 from minilab_gen.errors import DuplicateJobError, UnknownJobError
@@ -25,8 +26,8 @@ from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest, SamplingSettings
 
-_POOL: Final = 24
-"""Different requests of a run of many seeds: few, since each is also generated alone."""
+_POOL: Final = 200
+"""Different requests of a run of many seeds, each of which is also generated alone."""
 
 _RETRY_PAUSE: Final = 0.1  # seconds between two attempts of a client that Redis does not answer
 
@@ -60,20 +61,16 @@ def request_pool() -> list[GenerationRequest]:
 
 
 def _random_request(dice: random.Random) -> GenerationRequest:
-    settings = SamplingSettings(
-        temperature=dice.choice([0.0, 0.3, 0.8, 1.5]),
-        top_k=dice.choice([None, None, 1, 5, 50]),
-        top_p=dice.choice([None, None, 0.5, 0.9]),
-        seed=dice.randrange(1000),
-        min_p=dice.choice([0.0, 0.0, 0.02]),
-        repetition_penalty=dice.choice([1.0, 1.0, 1.3]),
-        frequency_penalty=dice.choice([0.0, 0.0, 0.4]),
-        presence_penalty=dice.choice([0.0, 0.0, -0.5]),
-    )
     prompt = tuple(dice.randrange(VOCABULARY) for _ in range(dice.choice([1, 3, 10, 40])))
-    length = dice.choice([1, 5, 20, 60, 100, 100, 1000])
-    stop = dice.choice([(), (), (), ("en",), ("qu", "é")])
-    return GenerationRequest(prompt, length, settings, stop_ids=(dice.randrange(VOCABULARY),), stop=stop)
+    length = dice.choice([5, 20, 60, 100, 100, 1000])
+    return GenerationRequest(
+        prompt,
+        length,
+        random_settings(dice, VOCABULARY) if dice.random() < 0.7 else SamplingSettings(),
+        stop_ids=(dice.randrange(8),),
+        stop=dice.choice([(), (), (), ("en",), ("qu", "é")]),
+        logprobs=dice.choice([None, None, 0, 3]),
+    )
 
 
 def plan(dice: random.Random, pool: list[GenerationRequest], jobs_wanted: int, seconds: float) -> list[PlannedJob]:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Final
 
 from chaos.audit import Audit, Findings, is_gone, unfinished
+from chaos.checkpoint import Answers
 from chaos.faults import Faults
 from chaos.fleet import Fleet
 from chaos.load import Clients, plan
 from chaos.proxy import Proxy
 from chaos.readers import Reader
 from chaos.server import Server
-from minilab_gen.request import GenerationRequest
 
 _LOG_LOSS: Final = 4.0
 """Seconds of acknowledged writes that a killed Redis may lose: one between two fsyncs, and two more for which it puts
@@ -66,7 +66,7 @@ class SeedReport:
 class Seed:
     """Everything that one run needs, and its course."""
 
-    def __init__(self, seed: int, scale: Scale, checkpoint: Path, answers: dict[GenerationRequest, list[int]]) -> None:
+    def __init__(self, seed: int, scale: Scale, checkpoint: Path, answers: Answers) -> None:
         self._seed, self._scale, self._checkpoint, self._answers = seed, scale, checkpoint, answers
         self._dice = random.Random(seed)
         self._planned = plan(self._dice, list(answers), scale.jobs, scale.seconds)

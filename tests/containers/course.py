@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final
 
-from chaos.checkpoint import references, write_slow_checkpoint
+from chaos.checkpoint import Answers, write_slow_checkpoint, written_references
 from chaos.load import request_pool
 from support.waiting import wait_until
 
@@ -47,7 +47,7 @@ class Course:
     def __init__(self, project: Project, folder: Path, say: Callable[[str], None]) -> None:
         """``folder`` is for the model that replaces the base model in the middle of the run."""
         self._project, self._folder, self._say = project, folder, say
-        self._answers: dict[GenerationRequest, list[int]] = {}
+        self._answers: Answers = {}
 
     def run(self) -> None:
         """All of it. Raises AssertionError or CommandError where something is not as it must be."""
@@ -108,10 +108,10 @@ class Course:
         sampling = SamplingSettings(temperature=0.8, top_p=0.9, seed=7)
         stop_ids = tuple(read_stop_ids(BASE_CHECKPOINT))
         self._request = GenerationRequest(tuple(tokenizer.encode(_TEXT)), 60, sampling, stop_ids)
-        self._answers |= references(BASE_CHECKPOINT, [self._request])
-        self._text = tokenizer.decode(self._answers[self._request])
+        self._answers |= written_references(BASE_CHECKPOINT, [self._request])
+        self._text = tokenizer.decode(event.token_id for event in self._answers[self._request])
         write_slow_checkpoint(self._folder)
-        self._answers |= references(self._folder, request_pool())
+        self._answers |= written_references(self._folder, request_pool())
 
     def _use_the_client(self) -> None:
         options = "--max-new-tokens 60 --temperature 0.8 --top-p 0.9 --seed 7 --job-id client-job --follow"

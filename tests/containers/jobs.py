@@ -11,6 +11,7 @@ from itertools import cycle
 from typing import Any, Final, Self
 
 from chaos.audit import Audit, Findings, unfinished
+from chaos.checkpoint import Answers
 from chaos.load import PlannedJob, request_pool
 from chaos.readers import Reader
 from rq.job import Job
@@ -32,7 +33,7 @@ _LONG: Final = 60  # tokens that a job may have at least, where it is to be met 
 class Jobs:
     """Jobs on the Redis of one project, and their readers."""
 
-    def __init__(self, url: str, answers: dict[GenerationRequest, list[int]]) -> None:
+    def __init__(self, url: str, answers: Answers) -> None:
         self._url, self._answers = url, answers
         self._connection = connect(url, wait=_REDIS_WAIT)
         self._requests = cycle(request_pool())

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chaos.checkpoint import references
+from chaos.checkpoint import Answers, written_references
 from chaos.load import request_pool
 from chaos.report import table
 from chaos.seed import Scale, Seed
 from chaos.server import BINARY
-
-from minilab_gen.request import GenerationRequest
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,15 +22,13 @@ SCALE = Scale(seconds=5.0, jobs=150)
 
 
 @pytest.fixture(scope="module")
-def expected(slow_checkpoint: Path) -> dict[GenerationRequest, list[int]]:
+def expected(slow_checkpoint: Path) -> Answers:
     """What ``generate`` alone answers to the requests that all seeds draw from."""
-    return references(slow_checkpoint, request_pool())
+    return written_references(slow_checkpoint, request_pool())
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_no_token_is_missing_or_doubled_whatever_breaks(
-    slow_checkpoint: Path, expected: dict[GenerationRequest, list[int]], seed: int
-) -> None:
+def test_no_token_is_missing_or_doubled_whatever_breaks(slow_checkpoint: Path, expected: Answers, seed: int) -> None:
     report = Seed(seed, SCALE, slow_checkpoint, expected).run()
 
     print(table([report]))
