@@ -9,11 +9,13 @@ from typing import Any
 import pytest
 import redis
 from minilab_client.batch.line import BadLine, Line
+from minilab_client.exit_codes import ExitCode, say_end
 from support.batch_files import openai, own, read_file, write_lines
 from support.client_program import announce_worker, client, fake_redis, refusal
 from support.random_forms import form_of, schema_form
 
 from minilab_gen.answer_form import AnswerForm
+from minilab_gen.protocol.events import EndEvent, decode_entry
 from minilab_gen.protocol.jobs import fetch, request_of
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {"type": "string"}}, "required": ["b"]}
@@ -138,3 +140,20 @@ def test_a_line_whose_form_is_none_is_refused_alone(file: Path, fields: dict[str
     assert isinstance(bad, BadLine)
     assert reason in bad.reason
     assert isinstance(good, Line)
+
+
+def test_an_answer_that_is_cut_short_is_said_to_be(capsys: pytest.CaptureFixture[str]) -> None:
+    assert say_end("x", EndEvent("length", 5, 2, complete=False)) is ExitCode.DONE
+    assert "job x: the answer is not complete, it ended after 5 tokens (length)" in capsys.readouterr().err
+    say_end("x", EndEvent("length", 5, 2, complete=True))
+    say_end("x", EndEvent("length", 5, 2))
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("complete", [True, False, None])
+def test_an_end_says_in_a_stream_whether_the_answer_is_whole(complete: bool | None) -> None:
+    end = EndEvent("stop", 5, 2, complete=complete)
+    fields = {name.encode(): value.encode() for name, value in end.to_fields().items()}
+    assert fields.get(b"complete") == {True: b"true", False: b"false", None: None}[complete]
+    assert decode_entry((b"6-0", fields)) == end
+    assert end.to_json().get("complete") is complete
