@@ -40,8 +40,12 @@ class _Vocabulary:
 
 
 def tokenizer_of(tokens: Sequence[bytes]) -> LLTokenizer:
-    """A vocabulary of these bytes, and behind them one that ends a text. An id without bytes is never allowed."""
-    return LLTokenizer(_Vocabulary(tokens))  # type: ignore[arg-type]
+    """A vocabulary of these bytes, and behind them one that ends a text. An id without bytes is never allowed.
+
+    It is made in two calls, since no other thread gets on during one.
+    """
+    bare = LLTokenizer(_Vocabulary(tokens), slices=[])  # type: ignore[arg-type]
+    return bare.with_slices(LLTokenizer.general_slices())
 
 
 def byte_tokenizer() -> LLTokenizer:
