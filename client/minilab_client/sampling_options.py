@@ -230,6 +230,8 @@ def _taking_one_mapping(command: _Command) -> _Command:
         forms = _forms(arguments)
         values = forms | {name: arguments.pop(name) for name in GIVEN_FIELDS if name in arguments}
         given = {name: value for name, value in values.items() if value or (value == 0 and value is not False)}
+        if "include_stop" in given and "stop" not in given:
+            raise click.UsageError("--include-stop goes with --stop")
         return command(*args, sampling=given, **arguments)
 
     return collecting

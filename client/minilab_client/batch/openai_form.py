@@ -40,6 +40,9 @@ _OUR_NAMES: Final = {
 _SETTINGS: Final = {_OUR_NAMES.get(name, name): name for name in GIVEN_FIELDS}
 """Names here: ours."""
 
+_ALL_TOKENS: Final = (0, -1)
+"""Values of ``top_k`` that keep all tokens in vLLM, whose default they are or were."""
+
 _OFF: Final[dict[str, tuple[object, ...]]] = {
     "stream": (False,),
 }
@@ -89,6 +92,8 @@ def read(fields: dict[str, Any], model: AskedModel) -> Content:
     """What the line asks for. Raises RequestError."""
     route, body = _checked(fields, model)
     given = with_form(body)
+    if any(_is_same(given.get("top_k"), all_tokens) for all_tokens in _ALL_TOKENS):
+        del given["top_k"]
     settings = {ours: given[name] for name, ours in route.settings.items() if name in given}
     settings = {"temperature": DEFAULT_TEMPERATURE, **model.request_fields(settings)}
     n = check_n(given.get("n", 1))
