@@ -24,6 +24,9 @@ from minilab_gen.request import GREEDY
 _LISTED: Final = 8
 """Entries of a setting that are shown one by one."""
 
+_SHOWN: Final = 60
+"""Characters of one that is an object or text."""
+
 
 def write_lines(lines: Mapping[str, object]) -> None:
     """A line for each value that there is."""
@@ -113,8 +116,10 @@ def _settings_line(asked: dict[str, Any] | None) -> dict[str, object]:
 def _short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:g}"
-    is_short = isinstance(value, int) or len(value) <= _LISTED
-    return json.dumps(value, ensure_ascii=False) if is_short else f"of {len(value)}"
+    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str | dict):
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if isinstance(value, int) or len(value) <= _LISTED else f"of {len(value)}"
 
 
 def _times(known: JobDetails) -> dict[str, datetime | None]:
@@ -147,4 +152,6 @@ def _lines(found: JobView) -> dict[str, object]:
 
 
 def _shown_end(end: EndEvent) -> str:
+    if end.complete is False:
+        return f"{end.reason}, not complete"
     return end.reason if end.stop_text is None else f"{end.reason} ({json.dumps(end.stop_text, ensure_ascii=False)})"
