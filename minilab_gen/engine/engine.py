@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
 from minilab_gen.engine.masks import Masks
-from minilab_gen.engine.rows import CHOSEN, Choice, StepRows
+from minilab_gen.engine.rows import Choice, StepRows
 from minilab_gen.engine.scheduler import Chunk, Scheduler
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
 from minilab_gen.errors import RequestError
@@ -82,6 +82,8 @@ class Engine:
         self._known: dict[str, Sequence] = {}
         self._ending: dict[str, Ended] = {}
         self._constrained: dict[str, Sequence] = {}
+        self._scoring: dict[str, Sequence] = {}
+        """Those after which no token follows, and whose prompts are still to be judged."""
         self._masks = Masks()
 
     @property
@@ -129,7 +131,7 @@ class Engine:
         self._on_phase("plan")
         choices, refused = self._read_and_choose(chunks)
         outcomes += self._settle(choices)
-        outcomes += self._end_scored(chunks)
+        outcomes += self._end_scored()
         for ended in refused:
             self._forget(ended.sequence)
         outcomes += refused
@@ -151,6 +153,8 @@ class Engine:
                 sequence.over = reason
                 if sequence.is_scored:
                     self.end(sequence.name, reason)
+                else:
+                    self._scoring[sequence.name] = sequence
         for sequence in self._constrained.values():
             if sequence.over is None:
                 self._end_by_form(sequence)
@@ -208,8 +212,8 @@ class Engine:
         for sequence, tokens in chunks:
             sequence.read += tokens
         if self._on_logits and logits is not None:
-            for sequence, judged, row in zip(rows.readers, rows.judged, logits, strict=True):
-                if judged == CHOSEN:
+            for sequence, is_chosen, row in zip(rows.readers, rows.chosen, logits, strict=True):
+                if is_chosen:
                     self._on_logits(sequence, row)
         return choices
 
@@ -223,8 +227,6 @@ class Engine:
         outcomes: list[Outcome] = []
         moved: list[Constraint] = []
         for sequence, token, listed in choices:
-            if sequence.name not in self._known:  # it ended for what was said of another of its rows
-                continue
             if token < 0:
                 outcomes.append(Ended(sequence, "error", _no_token(sequence, token)))
                 self._forget(sequence)
@@ -239,19 +241,20 @@ class Engine:
         self._masks.start(moved)
         return outcomes
 
-    def _end_scored(self, chunks: Iterable[Chunk]) -> list[Outcome]:
+    def _end_scored(self) -> list[Outcome]:
         """End the sequences of which only a prompt's logprobs were wanted, once they are all there."""
         outcomes: list[Outcome] = []
-        for sequence, _ in chunks:
-            if sequence.over is not None and sequence.is_scored and sequence.name in self._known:
-                outcomes.append(Ended(sequence, sequence.over))
-                self._forget(sequence)
+        for sequence in [each for each in self._scoring.values() if each.is_scored] if self._scoring else ():
+            assert sequence.over is not None, "it is one of those after which no token follows"
+            outcomes.append(Ended(sequence, sequence.over))
+            self._forget(sequence)
         return outcomes
 
     def _forget(self, sequence: Sequence) -> None:
         del self._known[sequence.name]
         self._ending.pop(sequence.name, None)
         self._constrained.pop(sequence.name, None)
+        self._scoring.pop(sequence.name, None)
         self._scheduler.remove(sequence)
 
 

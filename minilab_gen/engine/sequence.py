@@ -47,6 +47,8 @@ class Sequence:
 
         self.scores: list[TokenLogprobs] = []
         """Logprobs of the prompt's tokens from the second on, as far as it is read, where they are wanted."""
+        self.wants_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
+        """Of its tokens, or of its prompt's."""
         self.is_scored = request.prompt_logprobs is None or self._prompt_tokens == 1
         """Whether they are all there."""
         self.over: EngineEnd | None = None
