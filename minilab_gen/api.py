@@ -59,8 +59,9 @@ def submit(  # noqa: PLR0913 - each by its name
     :class:`RequestSettings`: ``max_new_tokens`` are by default 64, in a chat 1024; a sampled job without a ``seed``
     draws one; ``stop_ids`` are by default the model's own, with ``ignore_eos`` none; ``stop`` are texts before which an
     answer ends, or with ``include_stop`` after which; ``logprobs`` and ``prompt_logprobs`` say how many of the most
-    probable tokens are listed with the logprob of each token of the answer, and of the prompt; docs/sampling.md has the
-    others. ``timeout`` and ``ttl`` are seconds: of running, and of waiting.
+    probable tokens are listed with the logprob of each token of the answer, and of the prompt; one of
+    ``response_format`` (OpenAI's object, or a class of pydantic's), ``regex``, ``choice`` and ``grammar`` is its form;
+    docs/sampling.md has the others. ``timeout`` and ``ttl`` are seconds: of running, and of waiting.
 
     The jobs of a group (:func:`job_ids`) have the seeds ``seed``, ``seed + 1``, ..., with 0 after the largest. They are
     enqueued all or none. Raises RequestError for what can never run, UnknownModelError, DuplicateJobError,

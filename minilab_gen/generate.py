@@ -12,6 +12,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from minilab_gen.constraint import Constraint
 from minilab_gen.kernels.logprobs import logprobs_at
 from minilab_gen.logprobs import MOST_LISTED, TokenLogprobs
 from minilab_gen.models.checkpoint import load
@@ -19,7 +20,7 @@ from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.kv_cache import KVCache
 from minilab_gen.request import GREEDY, GenerationRequest, ModelLimits, SamplingSettings
-from minilab_gen.sampling import NonFiniteLogitsError, Sampler, next_token_probabilities
+from minilab_gen.sampling import NonFiniteLogitsError, NoTokenLeftError, Sampler, next_token_probabilities
 from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer
 
 Model = KernelModel | MiniLabModel
@@ -43,11 +44,14 @@ def generate(
     stop_id: int | Collection[int] | None = None,
     use_cache: bool = True,
     cache: KVCache | None = None,
+    *,
+    constraint: Constraint | None = None,
 ) -> Iterator[Step]:
     """Yield each token as it is chosen, the stop token included, until it, ``max_new_tokens`` or a full context.
 
     ``cache`` must be empty; it shows what was projected, also where ``use_cache`` is False and every step reads the
-    whole sequence again. Raises ValueError at the call for a prompt that does not hold 1 to context_length - 1 known
+    whole sequence again. ``constraint`` is that of a form at its beginning; where nothing may follow, the answer ends
+    without a stop token. Raises ValueError at the call for a prompt that does not hold 1 to context_length - 1 known
     ids, and for settings out of their range.
     """
     if isinstance(prompt, Tensor) and prompt.dim() > 1 and prompt.shape[:-1].numel() != 1:
@@ -60,7 +64,7 @@ def generate(
         cache = KVCache(model.config.n_layer)
     elif cache.length:
         raise ValueError(f"cache must be empty, got one that holds {cache.length} tokens")
-    return _steps(model, request, use_cache, cache)
+    return _steps(model, request, use_cache, cache, constraint)
 
 
 def logprobs(logits: Tensor, token_id: int, count: int = 0) -> TokenLogprobs:
@@ -81,17 +85,28 @@ def logprobs(logits: Tensor, token_id: int, count: int = 0) -> TokenLogprobs:
 
 
 @torch.no_grad()
-def _steps(model: Model, request: GenerationRequest, use_cache: bool, cache: KVCache) -> Iterator[Step]:
+def _steps(
+    model: Model, request: GenerationRequest, use_cache: bool, cache: KVCache, constraint: Constraint | None
+) -> Iterator[Step]:
     sampler = Sampler(request.settings, model.config.vocab_size, request.stop_ids)
     sampler.begin(request.prompt)
     ids = list(request.prompt)
     for _ in range(request.longest_answer(model.config.context_length)):
+        if constraint is not None:
+            if constraint.error is not None:
+                raise NoTokenLeftError(constraint.error)
+            if constraint.must_end:
+                return
+            sampler.mask_bits(constraint.mask(request.stop_ids))
         logits = _next_logits(model, ids, use_cache, cache)
         token_id = sampler.choose(logits)
         yield Step(token_id, logits)
         if token_id in request.stop_ids:
             return
         ids.append(token_id)
+        if constraint is not None:
+            constraint.accept(token_id)
+            constraint.prepare([constraint])
 
 
 def _next_logits(model: Model, ids: list[int], use_cache: bool, cache: KVCache) -> Tensor:

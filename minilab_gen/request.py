@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Final, TypedDict
 
 from minilab_gen import field_checks as checks
+from minilab_gen.answer_form import FORM_FIELDS, AnswerForm
 from minilab_gen.errors import RequestError
 from minilab_gen.field_checks import shown
 from minilab_gen.logprobs import MOST_LISTED, check_prompt_size
@@ -25,6 +26,7 @@ from minilab_gen.sampling_settings import (
 __all__ = [
     "DEFAULT_CHAT_TOKENS",
     "DEFAULT_MAX_NEW_TOKENS",
+    "FORM_FIELDS",
     "GIVEN_FIELDS",
     "GREEDY",
     "LARGEST_TEMPERATURE",
@@ -37,6 +39,7 @@ __all__ = [
     "MAX_STOP_TEXTS",
     "SETTING_FIELDS",
     "SMALLEST_TEMPERATURE",
+    "AnswerForm",
     "GenerationRequest",
     "ModelLimits",
     "RequestSettings",
@@ -136,6 +139,10 @@ class RequestSettings(TypedDict, total=False):
     ignore_eos: bool
     stop: str | Sequence[str] | None
     include_stop: bool
+    response_format: Mapping[str, Any] | type | None
+    regex: str | None
+    choice: Sequence[str] | None
+    grammar: str | None
     logprobs: int | None
     prompt_logprobs: int | None
 
@@ -162,6 +169,8 @@ class GenerationRequest:
     """Texts before which the answer ends."""
     include_stop: bool = False
     """Whether the answer keeps the one that ended it."""
+    form: AnswerForm | None = None
+    """What the answer must be: JSON of a schema, for instance."""
     logprobs: int | None = None
     """How many of the most probable tokens are listed with each token's logprob; None for no logprobs."""
     prompt_logprobs: int | None = None
@@ -181,6 +190,8 @@ class GenerationRequest:
         check_prompt_size(len(self.prompt), self.prompt_logprobs)
         fewest = 1 if self.prompt_logprobs is None else 0
         checks.integer("max_new_tokens", self.max_new_tokens, at_least=fewest, at_most=MAX_NEW_TOKENS)
+        if self.form is not None and not isinstance(self.form, AnswerForm):
+            raise RequestError(f"form must be an AnswerForm, got {type(self.form).__name__}")
         if not isinstance(self.settings, SamplingSettings):
             raise RequestError(f"settings must be SamplingSettings, got {type(self.settings).__name__}")
         if self.settings.min_tokens > self.max_new_tokens:
@@ -221,6 +232,7 @@ class GenerationRequest:
             "stop_ids": list(self.stop_ids),
             **({"stop": list(self.stop)} if self.stop else {}),
             **({"include_stop": True} if self.include_stop else {}),
+            **(self.form.to_payload() if self.form else {}),
             **({} if self.logprobs is None else {"logprobs": self.logprobs}),
             **({} if self.prompt_logprobs is None else {"prompt_logprobs": self.prompt_logprobs}),
         }
@@ -235,15 +247,15 @@ class GenerationRequest:
         if "prompt" not in payload:
             raise RequestError("a request must have a prompt, got none")
         settings = SamplingSettings(**{name: payload[name] for name in SAMPLING_FIELDS if name in payload})
-        rest = {name: payload[name] for name in payload if name not in SAMPLING_FIELDS}
-        return cls(settings=settings, **rest)
+        rest = {name: payload[name] for name in payload if name not in (*SAMPLING_FIELDS, *FORM_FIELDS)}
+        return cls(settings=settings, form=AnswerForm.of(payload), **rest)
 
 
 SETTING_FIELDS: Final[tuple[str, ...]] = tuple(
     name
     for field in fields(GenerationRequest)
     if field.name != "prompt"
-    for name in (SAMPLING_FIELDS if field.name == "settings" else (field.name,))
+    for name in {"settings": SAMPLING_FIELDS, "form": FORM_FIELDS}.get(field.name, (field.name,))
 )
 """What a payload may hold beside its prompt: the names of all settings, wherever one is given."""
 
@@ -253,6 +265,7 @@ GIVEN_FIELDS: Final = (*SETTING_FIELDS, "bad_words", "ignore_eos")
 _DEFAULT_DEPENDS: Final = (
     *("max_new_tokens", "seed", "stop_ids", "stop", "include_stop"),
     *("logprobs", "prompt_logprobs"),
+    *FORM_FIELDS,
 )
 """Settings of which ``None`` is no value: it asks for the default, as leaving them out does."""
 

@@ -18,6 +18,7 @@ from rq import get_current_job
 from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
+from minilab_gen.constraints.compiler import FormCompiler
 from minilab_gen.errors import JobCancelledError, JobTimeoutError, MiniLabError, StreamError
 from minilab_gen.logprobs import prompt_to_text
 from minilab_gen.protocol import keys
@@ -43,36 +44,59 @@ _LOOK: Final = 0.1
 interrupted by it."""
 
 
-def _served() -> tuple[Any, Tokenizer]:
-    """The model of this process, loaded once, and its tokenizer."""
+def _served() -> tuple[Any, Tokenizer, FormCompiler]:
+    """The model of this process, loaded once, its tokenizer, and what compiles forms for it."""
     loading = _loading()
-    while not wait([loading], _LOOK).done:
-        pass
+    _wait_for(loading)
     if loading.exception() is not None:
         _loading.cache_clear()  # the next job may find the folder in order
     return loading.result()
 
 
+def _wait_for(working: Future[Any]) -> None:
+    while not wait([working], _LOOK).done:
+        pass
+
+
+def _constraint_of(request: GenerationRequest, answered: list[int], compiler: FormCompiler) -> Any:
+    """That of a request with a form, made in a thread of its own for the same reason as :func:`_loading`."""
+    form = request.form
+    if form is None:
+        return None
+    making: Future[Any] = Future()
+
+    def make() -> None:
+        try:
+            making.set_result(compiler.start(form, answered, request.stop_ids))
+        except BaseException as error:  # noqa: BLE001 - the job that waits for it raises it
+            making.set_exception(error)
+
+    Thread(target=make, name="form", daemon=True).start()
+    _wait_for(making)
+    return making.result()
+
+
 @cache
-def _loading() -> Future[tuple[Any, Tokenizer]]:
+def _loading() -> Future[tuple[Any, Tokenizer, FormCompiler]]:
     """The model and its tokenizer as they are loaded, in a thread of its own.
 
     RQ's alarm interrupts the main thread wherever it is. In the middle of an import of torch that would leave half of
     it behind, and no later job of this process could import the rest.
     """
-    loading: Future[tuple[Any, Tokenizer]] = Future()
+    loading: Future[tuple[Any, Tokenizer, FormCompiler]] = Future()
     Thread(target=_load_into, args=(loading,), name="load").start()
     return loading
 
 
-def _load_into(loading: Future[tuple[Any, Tokenizer]]) -> None:
+def _load_into(loading: Future[tuple[Any, Tokenizer, FormCompiler]]) -> None:
     try:
         import minilab_gen.engine  # noqa: F401 - not in the main thread, for the same reason
         from minilab_gen.models.checkpoint import load  # torch comes with the first job, not with the import
         from minilab_gen.models.source import checkpoint_of
 
         path = Path(os.environ.get(MODEL_VARIABLE) or BASE_CHECKPOINT)
-        loading.set_result((load(path), checkpoint_of(path).tokenizer()))
+        model, tokenizer = load(path), checkpoint_of(path).tokenizer()
+        loading.set_result((model, tokenizer, FormCompiler(tokenizer, model.config.vocab_size)))
     except BaseException as error:  # noqa: BLE001 - the job that waits for it raises it
         loading.set_exception(error)
 
@@ -102,7 +126,7 @@ class _Task:
     def run(self) -> dict[str, Any]:
         """Generate to the end; whatever that is, the stream gets its terminal entry."""
         try:
-            reason, stop_id = self._generate()
+            reason, details = self._generate()
         except JobTimeoutException:
             self._end_unfinished("timeout", phase="running")
             raise
@@ -115,24 +139,26 @@ class _Task:
         except Exception as error:
             self._end_unfinished("error", error=str(error))
             raise
-        self._end(reason, stop_id=stop_id)
+        self._end(reason, **details)
         return self._transcript.result()
 
-    def _generate(self) -> tuple[EndReason, int | None]:
+    def _generate(self) -> tuple[EndReason, dict[str, Any]]:
         request = GenerationRequest.from_payload(self._payload)
         self._transcript = Transcript(request)
         published, _ = published_tokens(self._connection, self._job.id)
         # One with tokens has started in time.
         if not published and has_expired(self._job, server_time(self._connection)):
             raise JobTimeoutError("the job waited longer than its ttl")
-        model, tokenizer = _served()
+        model, tokenizer, compiler = _served()
         from minilab_gen.engine import Chosen, Engine, Sequence
 
         self._transcript = Transcript(request, tokenizer, published)
         if self._transcript.has_stopped():  # whatever published it was killed before it could end the job
-            return "stop", None
+            return "stop", {}
+        answered = self._transcript.ids
+        constraint = _constraint_of(request, answered, compiler)
         engine = Engine(model, 1)
-        self._sequence = Sequence(self._job.id, request, self._transcript.ids, self._deadline)
+        self._sequence = Sequence(self._job.id, request, answered, self._deadline, constraint)
         engine.add(self._sequence)
         while engine.has_work:
             if self._connection.exists(keys.cancel_flag(self._job.id)):
@@ -141,14 +167,14 @@ class _Task:
                 if isinstance(outcome, Chosen):
                     event = self._transcript.add(outcome.token_id, outcome.logprobs)
                     if self._transcript.has_stopped():
-                        return "stop", None  # the token goes out with the end
+                        return "stop", {}  # the token goes out with the end
                     self._publish(event)
                 elif outcome.reason == "timeout":
                     raise JobTimeoutException(f"the job ran for longer than its timeout of {self._seconds} s")
                 elif outcome.reason == "error":
                     raise MiniLabError(outcome.error or "the engine gave no reason")
                 else:
-                    return outcome.reason, self._transcript.ids[-1] if outcome.reason == "stop" else None
+                    return outcome.reason, {"stop_id": outcome.stop_id, "complete": outcome.is_complete}
         raise AssertionError("a sequence must leave the engine with a reason")
 
     def _end_unfinished(self, reason: EndReason, **details: Any) -> None:

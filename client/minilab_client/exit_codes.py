@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from minilab_client.output import say_error
+from minilab_client.output import say, say_error
 from minilab_gen.errors import (
     DuplicateJobError,
     MiniLabError,
@@ -82,6 +82,8 @@ def say_end(job_id: str, end: EndEvent) -> ExitCode:
         say_error("JobTimeoutError", f"job {job_id} ran out of time {after}; submit it again with a longer --timeout")
     elif end.reason == "error":
         say_error("JobFailedError", f"job {job_id} failed {after}: {end.error or 'no reason was recorded'}")
+    elif end.complete is False:
+        say(f"job {job_id}: the answer is not complete, it ended {after} ({end.reason})")
     return code_of_end(end)
 
 

@@ -14,7 +14,7 @@ import click
 
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.keys import LONGEST_TIME, check_job_id, check_model_name, without_owner
-from minilab_gen.request import check_n
+from minilab_gen.request import check_n, shown
 
 MAX_WHOLE = 2**63 - 1
 """The largest whole number taken: what Redis counts with, and a bound on the digits that Python is asked to read."""
@@ -30,7 +30,7 @@ _DECIMAL = re.compile(r"-?([0-9]{1,40}(\.[0-9]{0,400})?|\.[0-9]{1,400})([eE][+-]
 def whole_number(text: str) -> int:
     """An integer in ASCII digits."""
     if not _WHOLE.fullmatch(text) or abs(int(text)) > MAX_WHOLE:
-        raise click.BadParameter(f"must be a whole number of at most {MAX_WHOLE} in ASCII digits, got {text!r}")
+        raise click.BadParameter(f"must be a whole number of at most {MAX_WHOLE} in ASCII digits, got {shown(text)}")
     return int(text)
 
 
@@ -54,14 +54,14 @@ def number_of_answers(text: str) -> int:
 def token_number(text: str) -> int:
     """How many tokens a reader has already seen."""
     if not text.isascii() or not text.isdigit() or len(text) > len(str(MAX_WHOLE)) or int(text) > MAX_WHOLE:
-        raise click.BadParameter(f"must be a token number from 0 to {MAX_WHOLE} in ASCII digits, got {text!r}")
+        raise click.BadParameter(f"must be a token number from 0 to {MAX_WHOLE} in ASCII digits, got {shown(text)}")
     return int(text)
 
 
 def decimal_number(text: str) -> float:
     """A decimal number in ASCII digits; whether it is in range is for the request to say."""
     if not _DECIMAL.fullmatch(text):
-        raise click.BadParameter(f"must be a decimal number in ASCII digits, got {text!r}")
+        raise click.BadParameter(f"must be a decimal number in ASCII digits, got {shown(text)}")
     return float(text)
 
 
@@ -79,7 +79,7 @@ def token_ids(text: str) -> tuple[int, ...]:
     for index, part in enumerate(parts):
         if not _WHOLE.fullmatch(part) or part.startswith("-"):
             raise click.BadParameter(
-                f"must be ids in ASCII digits with commas between them, got {part!r} at position {index}"
+                f"must be ids in ASCII digits with commas between them, got {shown(part)} at position {index}"
             )
     return tuple(map(int, parts))
 
@@ -89,12 +89,14 @@ def logit_bias(text: str) -> dict[int, float]:
     if text.lstrip().startswith("{"):
         pairs = _pairs(text)
     else:
-        token, _, bias = text.partition("=")
+        token, equals, bias = text.partition("=")
+        if not equals:
+            raise click.BadParameter(f"must be ID=BIAS or JSON, got {shown(text)}")
         pairs = [(token, bias)]
     biases: dict[int, float] = {}
     for token, bias in pairs:
         if not _ID.fullmatch(token):
-            raise click.BadParameter(f"must be ID=BIAS or JSON, each ID in plain digits, got {token!r}")
+            raise click.BadParameter(f"must be ID=BIAS or JSON, each ID in plain digits, got {shown(token)}")
         if int(token) in biases:
             raise click.BadParameter(f"must name each id once, got {token} twice")
         biases[int(token)] = bias if isinstance(bias, int | float) else decimal_number(bias)
@@ -106,7 +108,7 @@ def _pairs(text: str) -> list[tuple[str, Any]]:
     try:
         pairs = json.loads(text, object_pairs_hook=list)
     except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"must be JSON, got {text!r}: {error}") from error
+        raise click.BadParameter(f"must be JSON, got {shown(text)}: {error}") from error
     for token, bias in pairs:
         if isinstance(bias, bool) or not isinstance(bias, int | float):
             raise click.BadParameter(f"must have numbers as biases, got {bias!r} for {token}")
@@ -138,7 +140,7 @@ def json_value(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"must be JSON, got {text!r}: {error}") from error
+        raise click.BadParameter(f"must be JSON, got {shown(text)}: {error}") from error
 
 
 def job_id(text: str) -> str:

@@ -69,6 +69,7 @@ def _submit_again(connection: redis.Redis, name: str, follows: bool, as_json: bo
         request.check_fits(read_card(connection, submission.model).limits)
     new_id = enqueue_answers(connection, requests, submission)
     job_ids = job_ids_of(new_id, len(requests))
-    seed = requests[0].settings.seed
+    settings = requests[0].settings
+    seed = None if settings.is_greedy and settings.seed == 0 else settings.seed  # 0 is that of a job without one
     tell_submitted(new_id, job_ids, follows, as_json, model=submission.model, seed=seed, retry_of=name)
     return new_id, job_ids

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 import click
 
 from minilab_client import parameters
+from minilab_client.given_text import read_prompt
 from minilab_gen.logprobs import MOST_LISTED
 from minilab_gen.request import GIVEN_FIELDS, MAX_STOP_IDS, MAX_STOP_TEXTS
 
@@ -100,6 +103,45 @@ _MORE_OPTIONS = (
     ),
 )
 
+_FILE = click.Path(exists=True, dir_okay=False, allow_dash=True, path_type=Path)
+
+_FORM_OPTIONS = (
+    click.option(
+        "--json-schema",
+        type=_FILE,
+        metavar="FILE",
+        help="Answer in JSON of the schema in FILE, or - for standard input.",
+    ),
+    click.option("--json-object", is_flag=True, help="Answer in JSON, an object with any fields."),
+    click.option("--regex", metavar="REGEX", help="Answer what REGEX matches as a whole."),
+    click.option("--choice", multiple=True, metavar="TEXT", help="Answer one of the texts given; to be repeated."),
+    click.option("--grammar", type=_FILE, metavar="FILE", help="Answer what the grammar in FILE derives (Lark)."),
+)
+"""What the answer must be; at most one of them."""
+
+
+def _forms(arguments: dict[str, Any]) -> dict[str, object]:
+    """The fields of a request that options of a form ask for."""
+    schema, grammar = arguments.pop("json_schema", None), arguments.pop("grammar", None)
+    forms: dict[str, object] = {}
+    if schema is not None:
+        forms["response_format"] = {"type": "json_schema", "json_schema": {"schema": _read_json(schema)}}
+    if arguments.pop("json_object", False):
+        if forms:
+            raise click.UsageError("give either --json-schema or --json-object, not both")
+        forms["response_format"] = {"type": "json_object"}
+    if grammar is not None:
+        forms["grammar"] = read_prompt(grammar)
+    return forms
+
+
+def _read_json(file: Path) -> object:
+    try:
+        return json.loads(read_prompt(file))
+    except (ValueError, RecursionError) as error:
+        raise click.UsageError(f"--json-schema {file} must be JSON: {error}") from error
+
+
 _OPTIONS = (
     _setting(
         "temperature",
@@ -175,7 +217,7 @@ def sampling_options(most: str, *, logprobs: bool = False) -> _Option:
 
     def decorate(command: _Command) -> _Command:
         decorated = _taking_one_mapping(command)
-        for option in reversed((limit, *_OPTIONS, *_MORE_OPTIONS, *(_LOGPROBS if logprobs else ()))):
+        for option in reversed((limit, *_OPTIONS, *_MORE_OPTIONS, *(_LOGPROBS if logprobs else ()), *_FORM_OPTIONS)):
             decorated = option(decorated)
         return decorated
 
@@ -185,8 +227,11 @@ def sampling_options(most: str, *, logprobs: bool = False) -> _Option:
 def _taking_one_mapping(command: _Command) -> _Command:
     @wraps(command)
     def collecting(*args: Any, **arguments: Any) -> Any:
-        values = {name: arguments.pop(name) for name in GIVEN_FIELDS if name in arguments}
+        forms = _forms(arguments)
+        values = forms | {name: arguments.pop(name) for name in GIVEN_FIELDS if name in arguments}
         given = {name: value for name, value in values.items() if value or (value == 0 and value is not False)}
+        if "include_stop" in given and "stop" not in given:
+            raise click.UsageError("--include-stop goes with --stop")
         return command(*args, sampling=given, **arguments)
 
     return collecting

@@ -24,6 +24,9 @@ from minilab_gen.request import GREEDY
 _LISTED: Final = 8
 """Entries of a setting that are shown one by one."""
 
+_SHOWN: Final = 60
+"""Characters of one that is an object or text."""
+
 
 def write_lines(lines: Mapping[str, object]) -> None:
     """A line for each value that there is."""
@@ -99,20 +102,24 @@ _SHOWN_WHEN_GIVEN: Final = ("max_new_tokens", "logprobs", "prompt_logprobs")
 
 
 def _settings_line(asked: dict[str, Any] | None) -> dict[str, object]:
-    """The settings that are not at their defaults; long lists by their lengths."""
-    default = GREEDY.to_payload()
+    """The settings that are not at their defaults, with the seed of a sampled job; long lists by their lengths."""
+    default, given = GREEDY.to_payload(), asked or {}
+    always = {*_SHOWN_WHEN_GIVEN, *(("seed",) if given.get("temperature") else ())}
     parts = [
         f"{name} {_short(value)}"
-        for name, value in (asked or {}).items()
-        if name in _SHOWN_WHEN_GIVEN or (value and value != default.get(name))
+        for name, value in given.items()
+        if name in always or (value and value != default.get(name))
     ]
     return {"settings": ", ".join(parts) or None}
 
 
 def _short(value: Any) -> str:
-    if isinstance(value, int | float):
-        return f"{value:g}" if isinstance(value, float) else str(value)
-    return json.dumps(value) if len(value) <= _LISTED else f"of {len(value)}"
+    if isinstance(value, float):
+        return f"{value:g}"
+    text = json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str | dict):
+        return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
+    return text if isinstance(value, int) or len(value) <= _LISTED else f"of {len(value)}"
 
 
 def _times(known: JobDetails) -> dict[str, datetime | None]:
@@ -145,4 +152,6 @@ def _lines(found: JobView) -> dict[str, object]:
 
 
 def _shown_end(end: EndEvent) -> str:
+    if end.complete is False:
+        return f"{end.reason}, not complete"
     return end.reason if end.stop_text is None else f"{end.reason} ({json.dumps(end.stop_text, ensure_ascii=False)})"

@@ -149,7 +149,7 @@ class StreamHub:
                 _log.exception("token streams cannot be read")
             self._client_id = None
             for reader in self._readers:
-                reader.is_asked_for = False
+                reader.is_asked_for = False  # and looked at again: a key that is no stream fails the read of all
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _id_of(self, own: redis.asyncio.Redis) -> int:
@@ -181,9 +181,6 @@ class StreamHub:
         try:
             block = BLOCK_MS if self._can_wake else _SHORT_BLOCK_MS
             answer = await own.xread(_earliest(readers), count=_PAGE, block=block)
-        except ResponseError:
-            await self._end_those_that_cannot_be_read(own, readers)
-            return
         finally:
             self._client_id = None
         found = entries_by_stream(answer)
@@ -192,7 +189,10 @@ class StreamHub:
                 self._hand_over(reader, found[reader.cursor.key])
 
     async def _find_ended(self, own: redis.asyncio.Redis, new: list[_Reader]) -> None:
-        """Give new readers the end of a stream behind which they begin: no read would find anything there."""
+        """Give new readers the end of a stream behind which they begin, where no read would find anything.
+
+        A reader whose key is no stream is ended, so that the others go on.
+        """
         async with own.pipeline(transaction=False) as pipeline:
             for reader in new:
                 pipeline.xrevrange(reader.cursor.key, count=1)
@@ -204,14 +204,6 @@ class StreamHub:
             if isinstance(last, Exception):
                 raise last
             self._guarded(reader, lambda reader=reader, last=last: reader.take_end(last))  # type: ignore[misc]
-
-    async def _end_those_that_cannot_be_read(self, own: redis.asyncio.Redis, readers: list[_Reader]) -> None:
-        """A key that is no stream fails the read of all: find it, so that the others go on."""
-        for reader in readers:
-            try:
-                await own.xread(reader.cursor.position, count=1)
-            except ResponseError as error:
-                self._end(reader, error)
 
     def _hand_over(self, reader: _Reader, entries: list[RawEntry]) -> None:
         self._guarded(reader, lambda: reader.take(entries))

@@ -10,7 +10,8 @@ import time
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Literal
 
-from minilab_gen.engine.rows import CHOSEN, Choice, StepRows
+from minilab_gen.engine.masks import Masks
+from minilab_gen.engine.rows import Choice, StepRows
 from minilab_gen.engine.scheduler import Chunk, Scheduler
 from minilab_gen.engine.sequence import Chosen, Ended, EngineEnd, Outcome, Sequence
 from minilab_gen.errors import RequestError
@@ -21,6 +22,8 @@ from minilab_gen.request import ModelLimits
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from minilab_gen.constraint import Constraint
 
 _PREFILL_SHARE, _LEAST_PREFILL = 4, 64
 """Prompt tokens that one step reads at most: so many for each slot, but no fewer. A newcomer then delays its
@@ -78,6 +81,10 @@ class Engine:
         self._on_phase = on_phase or _no_clock
         self._known: dict[str, Sequence] = {}
         self._ending: dict[str, Ended] = {}
+        self._constrained: dict[str, Sequence] = {}
+        self._scoring: dict[str, Sequence] = {}
+        """Those after which no token follows, and whose prompts are still to be judged."""
+        self._masks = Masks()
 
     @property
     def has_work(self) -> bool:
@@ -97,13 +104,17 @@ class Engine:
         """Let a sequence wait for a slot. Raises RequestError for one that could never run, or whose name is known."""
         if sequence.name in self._known:
             raise RequestError(f"a sequence's name must be new to the engine, got {sequence.name} again")
-        sequence.request.check_fits(self._limits)
         request = sequence.request
-        if needs_sampler(request.settings):
+        request.check_fits(self._limits)
+        if request.form is not None and sequence.constraint is None:
+            raise RequestError("a sequence whose answer must have a form needs a constraint, got none")
+        if needs_sampler(request.settings) or sequence.constraint is not None:
             sequence.sampler = TokenSampler(request.settings, self._limits.vocab_size, request.stop_ids)
             sequence.sampler.begin(request.prompt, sequence.ids[len(request.prompt) :])
         self._scheduler.add(sequence)
         self._known[sequence.name] = sequence
+        if sequence.constraint is not None:
+            self._constrained[sequence.name] = sequence
 
     def end(self, name: str, reason: EngineEnd, error: str | None = None) -> bool:
         """End a sequence at the next step, whatever it is doing; False for a name that is unknown."""
@@ -114,12 +125,13 @@ class Engine:
 
     def step(self) -> list[Outcome]:
         """Remove, admit, read, choose, settle: at most one new token for every running sequence."""
+        self._masks.join()
         outcomes = self._remove_ended()
         chunks = self._scheduler.plan()
         self._on_phase("plan")
         choices, refused = self._read_and_choose(chunks)
         outcomes += self._settle(choices)
-        outcomes += self._end_scored(chunks)
+        outcomes += self._end_scored()
         for ended in refused:
             self._forget(ended.sequence)
         outcomes += refused
@@ -141,11 +153,24 @@ class Engine:
                 sequence.over = reason
                 if sequence.is_scored:
                     self.end(sequence.name, reason)
+                else:
+                    self._scoring[sequence.name] = sequence
+        for sequence in self._constrained.values():
+            if sequence.over is None:
+                self._end_by_form(sequence)
         removed: list[Outcome] = list(self._ending.values())
         self._ending = {}
         for ended in removed:
             self._forget(ended.sequence)
         return removed
+
+    def _end_by_form(self, sequence: Sequence) -> None:
+        """End one after which nothing may come, or whose constraint has failed."""
+        assert sequence.constraint is not None, "it is one of those that have a form"
+        if sequence.constraint.error is not None:
+            self.end(sequence.name, "error", sequence.constraint.error)
+        elif sequence.constraint.must_end:
+            self.end(sequence.name, "stop")
 
     def _read_and_choose(self, chunks: list[Chunk]) -> tuple[list[Choice], list[Ended]]:
         """Read the step's tokens and choose after each sequence that is read to its end.
@@ -171,6 +196,8 @@ class Engine:
             return []
         rows = StepRows(chunks)
         logits = self._room_for_logits(len(rows.outputs)) if self._on_logits else None
+        if self._constrained:
+            _mask(rows.readers)
         chosen = self._decoder.run(
             rows.ids,
             rows.slots,
@@ -185,8 +212,8 @@ class Engine:
         for sequence, tokens in chunks:
             sequence.read += tokens
         if self._on_logits and logits is not None:
-            for sequence, judged, row in zip(rows.readers, rows.judged, logits, strict=True):
-                if judged == CHOSEN:
+            for sequence, is_chosen, row in zip(rows.readers, rows.chosen, logits, strict=True):
+                if is_chosen:
                     self._on_logits(sequence, row)
         return choices
 
@@ -198,33 +225,50 @@ class Engine:
     def _settle(self, choices: Iterable[Choice]) -> list[Outcome]:
         """Give each sequence its token, and release the slots of those that end with it."""
         outcomes: list[Outcome] = []
+        moved: list[Constraint] = []
         for sequence, token, listed in choices:
-            if sequence.name not in self._known:  # it ended for what was said of another of its rows
-                continue
             if token < 0:
-                outcomes.append(Ended(sequence, "error", NO_TOKEN[token]))
+                outcomes.append(Ended(sequence, "error", _no_token(sequence, token)))
                 self._forget(sequence)
                 continue
-            sequence.ids.append(token)
+            sequence.take(token)
             outcomes.append(Chosen(sequence, sequence.tokens, token, listed))
             if reason := sequence.end_after(self._limits.context_length):
                 outcomes.append(Ended(sequence, reason))
                 self._forget(sequence)
+            elif sequence.constraint is not None:
+                moved.append(sequence.constraint)
+        self._masks.start(moved)
         return outcomes
 
-    def _end_scored(self, chunks: Iterable[Chunk]) -> list[Outcome]:
+    def _end_scored(self) -> list[Outcome]:
         """End the sequences of which only a prompt's logprobs were wanted, once they are all there."""
         outcomes: list[Outcome] = []
-        for sequence, _ in chunks:
-            if sequence.over is not None and sequence.is_scored and sequence.name in self._known:
-                outcomes.append(Ended(sequence, sequence.over))
-                self._forget(sequence)
+        for sequence in [each for each in self._scoring.values() if each.is_scored] if self._scoring else ():
+            assert sequence.over is not None, "it is one of those after which no token follows"
+            outcomes.append(Ended(sequence, sequence.over))
+            self._forget(sequence)
         return outcomes
 
     def _forget(self, sequence: Sequence) -> None:
         del self._known[sequence.name]
         self._ending.pop(sequence.name, None)
+        self._constrained.pop(sequence.name, None)
+        self._scoring.pop(sequence.name, None)
         self._scheduler.remove(sequence)
+
+
+def _mask(sequences: Iterable[Sequence]) -> None:
+    """Let the samplers of those that have a form choose only what it allows."""
+    for sequence in sequences:
+        if sequence.constraint is not None and sequence.sampler is not None:
+            sequence.sampler.mask_bits(sequence.constraint.mask(sequence.request.stop_ids))
+
+
+def _no_token(sequence: Sequence, token: int) -> str:
+    """Why there is no next token, of ``NO_TOKEN``."""
+    why = NO_TOKEN[token]
+    return why if sequence.constraint is None else why.replace("the settings", "the settings and the answer's form")
 
 
 def _no_clock(phase: Phase) -> None:

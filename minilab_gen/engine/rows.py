@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 from minilab_gen.engine.scheduler import Chunk
@@ -30,8 +30,7 @@ class StepRows:
         positions: list[int] = []
         outputs: list[int] = []
         readers: list[Sequence] = []
-        judged: list[int] = []
-        counts: list[int] = []
+        wanted: dict[int, tuple[int, int]] = {}
         for sequence, tokens in chunks:
             start, slot = sequence.read, sequence.slot
             assert slot is not None, "a sequence must hold a slot before it is read"
@@ -43,21 +42,33 @@ class StepRows:
                 ids += sequence.ids[start : start + tokens]
                 slots += [slot] * tokens
                 positions += range(start, start + tokens)
-            for position in sequence.judged(tokens) if not sequence.is_scored else ():
-                outputs.append(len(ids) - tokens + position - start)
-                readers.append(sequence)
-                judged.append(sequence.ids[position + 1])
-                counts.append(sequence.request.prompt_logprobs or 0)
+            if sequence.wants_logprobs:
+                for position in sequence.judged(tokens):
+                    wanted[len(outputs)] = sequence.ids[position + 1], sequence.request.prompt_logprobs or 0
+                    outputs.append(len(ids) - tokens + position - start)
+                    readers.append(sequence)
+                if sequence.request.logprobs is not None:
+                    wanted[len(outputs)] = CHOSEN, sequence.request.logprobs
             if start + tokens == len(sequence.ids):
                 outputs.append(len(ids) - 1)
                 readers.append(sequence)
-                judged.append(CHOSEN)
-                counts.append(-1 if sequence.request.logprobs is None else sequence.request.logprobs)
+        wanted.pop(len(outputs), None)  # of a token that is not chosen yet
         self.ids, self.slots, self.positions = ids, slots, positions
-        self.outputs, self.readers, self.judged = outputs, readers, judged
-        """The rows, their sequences, and the ids in prompts that are judged, else that one is chosen."""
-        self.room = LogprobRoom(counts, judged) if max(counts, default=-1) >= 0 else None
+        self.outputs, self.readers = outputs, readers
+        """The rows after which something is said, and their sequences."""
+        self.room = self._room_for(wanted) if wanted else None
         """For logprobs, where any are wanted."""
+
+    def _room_for(self, wanted: Mapping[int, tuple[int, int]]) -> LogprobRoom:
+        every = [wanted.get(output, (CHOSEN, -1)) for output in range(len(self.outputs))]
+        self.judged = [judged for judged, _ in every]
+        """The ids in prompts that are judged, else that one is chosen; where logprobs are wanted."""
+        return LogprobRoom([count for _, count in every], self.judged)
+
+    @property
+    def chosen(self) -> list[bool]:
+        """Of each output, whether a token is chosen there."""
+        return [True] * len(self.outputs) if self.room is None else [judged == CHOSEN for judged in self.judged]
 
     @property
     def samplers(self) -> list[TokenSampler | None]:
@@ -76,13 +87,15 @@ class StepRows:
         """
         if self.room is None:
             return [(reader, token, None) for reader, token in zip(self.readers, chosen, strict=True)]
-        choices: list[Choice] = []
+        choices: dict[str, Choice] = {}
         for output, (reader, judged, token) in enumerate(zip(self.readers, self.judged, chosen, strict=True)):
             listed = self.room.of(output)
+            if reader.name in choices:  # it ends for what was said of another of its rows
+                continue
             if judged == CHOSEN:
-                choices.append((reader, token, listed))
+                choices[reader.name] = reader, token, listed
             elif listed is not None:
                 reader.score(listed)
             else:
-                choices.append((reader, _NOT_FINITE, None))
-        return choices
+                choices[reader.name] = reader, _NOT_FINITE, None
+        return list(choices.values())

@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from minilab_gen.constraint import Constraint
 from minilab_gen.kernels.sampler import TokenSampler
 from minilab_gen.logprobs import PromptLogprobs, TokenLogprobs
 from minilab_gen.request import GenerationRequest
@@ -22,8 +23,12 @@ class Sequence:
         request: GenerationRequest,
         answered: Iterable[int] = (),
         deadline: float | None = None,
+        constraint: Constraint | None = None,
     ) -> None:
-        """``answered`` are tokens chosen in an earlier run; ``deadline`` is on the clock of ``time.monotonic``."""
+        """``answered`` are tokens chosen in an earlier run; ``deadline`` is on the clock of ``time.monotonic``.
+
+        ``constraint`` is for a request with a form, of which the engine knows nothing; it has seen ``answered``.
+        """
         self.name = name
         self.request = request
         self.deadline = deadline
@@ -37,9 +42,13 @@ class Sequence:
         """Its turn: the number of its arrival in the engine."""
         self.sampler: TokenSampler | None = None
         """None for a sequence that takes the highest logits, and before the engine has it."""
+        self.constraint = constraint
+        """What its form allows; None where it may be anything."""
 
         self.scores: list[TokenLogprobs] = []
         """Logprobs of the prompt's tokens from the second on, as far as it is read, where they are wanted."""
+        self.wants_logprobs = request.logprobs is not None or request.prompt_logprobs is not None
+        """Of its tokens, or of its prompt's."""
         self.is_scored = request.prompt_logprobs is None or self._prompt_tokens == 1
         """Whether they are all there."""
         self.over: EngineEnd | None = None
@@ -49,6 +58,17 @@ class Sequence:
     def tokens(self) -> int:
         """Tokens of the answer so far."""
         return len(self.ids) - self._prompt_tokens
+
+    @property
+    def stop_id(self) -> int | None:
+        """The stop id that ends the answer so far; None where none does."""
+        last = self.ids[-1]
+        return last if self.tokens and last in self.request.stop_ids else None
+
+    @property
+    def is_complete(self) -> bool | None:
+        """Whether the answer so far is whole by its form; None where it has none."""
+        return None if self.constraint is None else self.constraint.may_end
 
     @property
     def unread(self) -> int:
@@ -71,11 +91,19 @@ class Sequence:
         """One for each id of the prompt, the first of which has none; None where they are not wanted, or not whole."""
         return (None, *self.scores) if self.is_scored and self.request.prompt_logprobs is not None else None
 
+    def take(self, token_id: int) -> None:
+        """Go on with the next token of the answer."""
+        self.ids.append(token_id)
+        if self.constraint is not None and token_id not in self.request.stop_ids:
+            self.constraint.accept(token_id)
+
     def end_after(self, context_length: int) -> EngineEnd | None:
         """Why the sequence ends with its last token, or None if it goes on."""
         ids, stop_ids = self.ids, self.request.stop_ids
         length = len(ids)
         if length > self._prompt_tokens and stop_ids and ids[-1] in stop_ids:
+            return "stop"
+        if self.constraint is not None and self.constraint.must_end:
             return "stop"
         if length >= self._most:
             return "length"
@@ -102,6 +130,16 @@ class Ended:
     sequence: Sequence
     reason: EngineEnd
     error: str | None = None
+
+    @property
+    def stop_id(self) -> int | None:
+        """The stop id that ended the answer, for ``stop``; None where its form did, after which nothing may come."""
+        return self.sequence.stop_id if self.reason == "stop" else None
+
+    @property
+    def is_complete(self) -> bool | None:
+        """Whether an answer that has a form is whole; None without one, or where it was not ended by itself."""
+        return self.sequence.is_complete if self.reason in ("stop", "length", "context") else None
 
 
 Outcome = Chosen | Ended

@@ -5,6 +5,7 @@ A key that is not known is refused: it may stand for a computation that would no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from typing import Any, Final
@@ -62,7 +63,8 @@ def config_of(stored: Mapping[str, Any]) -> ModelConfig:
     family = _family_of(stored)
     _check_keys(stored, family)
     config = StoredConfig(stored, family.defaults)
-    shape = {ours: config[theirs] for ours, theirs in (_SHAPE | dict(family.keys)).items()}
+    keys = _SHAPE | dict(family.keys)
+    shape = {ours: config[theirs] for ours, theirs in keys.items()}
     shape |= family.parts
     shape |= {field: bool(config[key]) for key, given in family.flags.items() for field in given if config[key]}
     shape["activation"] = _activation(config, family)
@@ -71,7 +73,8 @@ def config_of(stored: Mapping[str, Any]) -> ModelConfig:
     try:
         model = ModelConfig(**shape, own_head_dim=config["head_dim"])
     except (TypeError, ValueError) as error:
-        raise CheckpointError(str(error)) from error
+        words = re.sub(r"\b\w+\b", lambda word: keys.get(word[0], word[0]), str(error))  # those of config.json
+        raise CheckpointError(words) from error
     follows = model.d_model == model.n_head * model.head_dim
     return replace(model, own_head_dim=None) if follows else model
 
@@ -110,7 +113,9 @@ def _family_of(stored: Mapping[str, Any]) -> Family:
     name = architectures[0] if isinstance(architectures, list) else architectures
     if architectures != [name] or name not in FAMILIES:
         got = ", ".join(map(str, architectures)) if isinstance(architectures, list) else architectures
-        raise CheckpointError(f"the architecture must be one of {', '.join(FAMILIES)}, got {got}")
+        meant = next((name for name, it in FAMILIES.items() if it.model_type == stored.get("model_type")), None)
+        remedy = "" if stored.get("architectures") or meant is None else f'; add "architectures": ["{meant}"]'
+        raise CheckpointError(f"the architecture must be one of {', '.join(FAMILIES)}, got {got}{remedy}")
     family = FAMILIES[name]
     if stored.get("model_type", family.model_type) != family.model_type:
         raise CheckpointError(f"model_type must be {family.model_type!r} for {name}, got {stored['model_type']!r}")

@@ -172,7 +172,7 @@ FAMILIES: Final = {
         "Gemma 3 of 270M and 1B",
         parts={"gain_from_one": True, "post_norm": True, "head_norm": True},
         flags=_ATTENTION_BIAS,
-        only={"use_bidirectional_attention": False},
+        only={"use_bidirectional_attention": False, "hidden_act": "gelu_pytorch_tanh"},  # the latter is said twice
         activation_key="hidden_activation",
         defaults=_GEMMA3,
         read_windows=windowed_types,
@@ -214,6 +214,7 @@ FAMILIES: Final = {
         "phi3",
         "Phi-3, Phi-3.5 and Phi-4 mini",
         parts={"naming": "phi3"},
+        only={"full_attn_mod": 1, "interpolate_factor": 1, "lm_head_bias": False},  # said by Phi-4 mini
         defaults=_PHI3,
         read_windows=every_layer,
         read_ropes=partly_turned,
@@ -232,7 +233,7 @@ FAMILIES: Final = {
             "d_hidden": "n_inner",
             "norm_eps": "layer_norm_epsilon",
         },
-        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False},
+        only={"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "n_special": 0},
         activation_key="activation_function",
         defaults=_GPT2,
         read_ropes=learned,

@@ -7,24 +7,24 @@ from typing import Final
 
 # fmt: off
 HARMLESS: Final = frozenset({
-    "_from_model_config", "_name_or_path", "assistant_confidence_threshold", "assistant_early_exit",
+    "_from_model_config", "_name_or_path", "_num_labels", "assistant_confidence_threshold", "assistant_early_exit",
     "assistant_ensemble_weight", "assistant_lookbehind", "attention_dropout", "bad_words_ids", "begin_suppress_tokens",
     "bos_token_id", "cache_config", "chunk_size_feed_forward", "compile_config", "constraints",
-    "continuous_batching_config", "decoder_start_token_id", "disable_compile", "diversity_penalty", "do_sample",
-    "dola_layers", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
+    "continuous_batching_config", "custom_pipelines", "decoder_start_token_id", "disable_compile", "diversity_penalty",
+    "do_sample", "dola_layers", "dtype", "early_stopping", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty",
     "eos_token_id", "epsilon_cutoff", "eta_cutoff", "exponential_decay_length_penalty", "finetuning_task",
     "force_words_ids", "forced_bos_token_id", "forced_eos_token_id", "guidance_scale", "id2label", "initializer_range",
     "is_assistant", "is_decoder", "is_llama_config", "label2id", "length_penalty", "low_memory", "max_cache_len",
     "max_length", "max_matching_ngram_size", "max_new_tokens", "max_sequence_length", "max_time", "max_window_layers",
     "min_length", "min_new_tokens", "min_p", "no_repeat_ngram_size", "num_assistant_tokens",
     "num_assistant_tokens_schedule", "num_beam_groups", "num_beams", "num_labels", "num_return_sequences",
-    "output_attentions", "output_hidden_states", "output_logits", "output_scores", "pad_token_id", "penalty_alpha",
-    "prefill_chunk_size", "prefix", "pretraining_tp", "problem_type", "prompt_lookup_num_tokens",
-    "remove_invalid_values", "renormalize_logits", "repetition_penalty", "return_dict", "return_dict_in_generate",
-    "sep_token_id", "sequence_bias", "speculation_type", "stop_strings", "suppress_tokens", "target_lookbehind",
-    "task_specific_params", "temperature", "tf_legacy_loss", "token_healing", "tokenizer_class", "top_h", "top_k",
-    "top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version", "typical_p",
-    "unk_token_id", "use_bfloat16", "use_cache", "use_mtp", "watermarking_config",
+    "output_attentions", "output_hidden_states", "output_logits", "output_past", "output_scores", "pad_token_id",
+    "penalty_alpha", "predict_special_tokens", "prefill_chunk_size", "prefix", "pretraining_tp", "problem_type",
+    "prompt_lookup_num_tokens", "remove_invalid_values", "renormalize_logits", "repetition_penalty", "return_dict",
+    "return_dict_in_generate", "sep_token_id", "sequence_bias", "speculation_type", "stop_strings", "suppress_tokens",
+    "target_lookbehind", "task_specific_params", "temperature", "tf_legacy_loss", "token_healing", "tokenizer_class",
+    "top_h", "top_k", "top_p", "torch_dtype", "torchscript", "transformers.js_config", "transformers_version",
+    "typical_p", "unk_token_id", "use_bfloat16", "use_cache", "use_mtp", "watermarking_config", "xla_device",
 })
 """About storage, about training, and about how others generate."""
 

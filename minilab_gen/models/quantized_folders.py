@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from minilab_gen.errors import CheckpointError
 
-_KEYS: Final = ("quantization_config", "compression_config")
-"""Of ``config.json``; the second is of older releases of compressed-tensors."""
+_KEYS: Final = ("quantization_config", "compression_config", "quantization")
+"""Of ``config.json``; the second is of older releases of compressed-tensors, the third of MLX."""
 
 _UNPACKED: Final = {
     "bitsandbytes": ("accelerate bitsandbytes", "", "K.from_pretrained(f).dequantize()"),
@@ -36,7 +36,7 @@ def check_not_quantized(folder: Path, stored: Mapping[str, Any]) -> None:
     if key is None:
         return
     config = stored[key]
-    method = _method(config if isinstance(config, Mapping) else {})
+    method = "MLX" if "quantization" in stored else _method(config if isinstance(config, Mapping) else {})
     rule = f"{key} says that weights are packed by {method[:_LONGEST_METHOD]}, which is not read"
     raise CheckpointError(f"{folder / 'config.json'}: {rule}; {_way_out(folder, method)}")
 

@@ -99,6 +99,9 @@ def partly_turned(config: StoredConfig) -> dict[str, Any]:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     head_dim = config["head_dim"] or (width // heads if type(width) is type(heads) is int and heads > 0 else 0)
     dim = int(head_dim * share) if type(head_dim) is int else 0
+    if share < 1 and dim % 2:
+        rule = f"partial_rotary_factor must turn an even number of the {head_dim} dimensions of a head"
+        raise CheckpointError(f"{rule}, got {shown(share)}, which turns {dim}")
     return {**_fields(found), **({"rope_dim": dim} if share < 1 else {})}
 
 
@@ -191,7 +194,8 @@ def _whole_context(scaling: AnyScaling, given: Mapping[str, Any], context: Any) 
     trained = scaling.original_max_position_embeddings if isinstance(scaling, LongScaling) else context
     if type(context) is not int or trained >= context or given.get("long_factor") == given.get("short_factor"):
         return context
-    _log.warning("the context is %d tokens and not %d: behind them longrope has other factors", trained, context)
+    why = "a longer sequence has other factors in longrope, which would turn all its earlier keys anew"
+    _log.warning("the context is %d tokens and not %d: %s", trained, context, why)
     return trained
 
 

@@ -69,13 +69,11 @@ class _Place(NamedTuple):
 
     file: Path
     start: int
-    dtype: str
+    size: int
+    """Their bytes."""
+    stored_as: str
+    """Their type in the words of safetensors."""
     shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Their bytes."""
-        return math.prod(self.shape) * _BYTES[self.dtype]
 
 
 class StoredWeights:
@@ -90,10 +88,10 @@ class StoredWeights:
         self._places = {names[name]: place for name, place in self._places.items()}
 
     def check(self, expected: Iterable[tuple[str, tuple[int, ...]]], ignored: tuple[str, ...]) -> None:
-        """Raise CheckpointError unless these tensors are there, in these shapes, and no others.
+        """Raise CheckpointError unless these tensors are there, in these shapes and types known here, and no others.
 
         ``expected`` is taken no further than to the first that is missing. ``ignored`` are ends of names that may stand
-        there besides.
+        there besides, in whatever type: masks are seldom numbers.
         """
         folder, known = self.files[0].parent, set()
         for name, shape in expected:
@@ -103,6 +101,9 @@ class StoredWeights:
                 raise CheckpointError(f"{folder} lacks the tensor {name}, which must be {shape}")
             if place.shape != shape:
                 raise CheckpointError(f"{place.file}: the tensor {name} must be {shape}, got {place.shape}")
+            if place.stored_as not in _DTYPES:
+                rule = f"{name} must be stored as {', '.join(_DTYPES)}"
+                raise CheckpointError(f"{place.file}: {rule}, got {place.stored_as}")
         extra = [name for name in self._places if name not in known and not name.endswith(ignored)]
         if extra:
             others = f" and {len(extra) - 1} more" if len(extra) > 1 else ""
@@ -118,7 +119,7 @@ class StoredWeights:
     def equal(self, name: str, other: str) -> bool:
         """Whether two tensors are stored alike: the same type, shape and bits."""
         one, two = self._places[name], self._places[other]
-        if (one.dtype, one.shape) != (two.dtype, two.shape):
+        if (one.stored_as, one.shape) != (two.stored_as, two.shape):
             return False
         left = one.size
         with one.file.open("rb") as first, two.file.open("rb") as second:
@@ -136,8 +137,8 @@ class StoredWeights:
 
         They are read and not mapped: a file that is cut short meanwhile is then an error, not the end of the process.
         """
-        file, start, dtype, shape = self._places[name]
-        shape = (shape[0] if rows is None else rows, *shape[1:])
+        file, start, _, stored_as, shape = self._places[name]
+        dtype, shape = _DTYPES[stored_as], (shape[0] if rows is None else rows, *shape[1:])
         numbers = bytearray(math.prod(shape) * _BYTES[dtype])
         try:
             with file.open("rb", buffering=0) as opened:
@@ -158,11 +159,9 @@ class StoredWeights:
                 header, data = _header(file)
                 for name in opened.keys():  # noqa: SIM118 - it is no mapping
                     part = opened.get_slice(name)
-                    if part.get_dtype() not in _DTYPES:
-                        stored = part.get_dtype()
-                        raise CheckpointError(f"{file}: {name} must be stored as {', '.join(_DTYPES)}, got {stored}")
-                    start = data + header[name]["data_offsets"][0]
-                    self._places[name] = _Place(file, start, _DTYPES[part.get_dtype()], tuple(part.get_shape()))
+                    start, end = header[name]["data_offsets"]
+                    place = _Place(file, data + start, end - start, part.get_dtype(), tuple(part.get_shape()))
+                    self._places[name] = place
         except (OSError, SafetensorError) as error:
             raise _unreadable(file, error) from error
 

@@ -15,6 +15,7 @@ from minilab_gen.api import ended_by_name
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import own_ends
+from minilab_gen.openai.vllm_names import VLLM_FORMS, with_form
 from minilab_gen.request import DEFAULT_CHAT_TOKENS, GIVEN_FIELDS, GenerationRequest, check_n, shown
 from minilab_gen.text import openai_logprobs
 from minilab_gen.text.chat import EXTRAS, Conversation
@@ -32,6 +33,9 @@ _OUR_NAMES: Final = {
 
 _SETTINGS: Final = {_OUR_NAMES.get(name, name): name for name in GIVEN_FIELDS}
 """Names here: ours."""
+
+_ALL_TOKENS: Final = (0, -1)
+"""Values of ``top_k`` that keep all tokens in vLLM, whose default they are or were."""
 
 _OFF: Final[dict[str, tuple[object, ...]]] = {
     "stream": (False,),
@@ -60,19 +64,18 @@ class Route:
 COMPLETIONS: Final = Route(
     "/v1/completions",
     _SETTINGS,
-    ("prompt", "n", "echo"),
+    ("prompt", "n", "echo", *VLLM_FORMS),
     {**_OFF, "best_of": (1,), "suffix": ()},
     ("user",),
 )
 CHAT_COMPLETIONS: Final = Route(
     "/v1/chat/completions",
     {**_SETTINGS, "max_completion_tokens": "max_new_tokens"},
-    ("messages", *EXTRAS, "n", "top_logprobs"),
+    ("messages", *EXTRAS, "n", "top_logprobs", *VLLM_FORMS),
     {
         **_OFF,
         "tool_choice": ("auto",),
         "parallel_tool_calls": (True,),
-        "response_format": ({"type": "text"},),
     },
     ("user", "metadata", "store"),
 )
@@ -106,7 +109,9 @@ class AskedRequest:
 def read_body(route: Route, body: Mapping[str, Any], model: AskedModel) -> Asked:
     """What a body asks for. Raises RequestError for what would not be done."""
     _refuse_what_we_lack(route, body)
-    given = {name: value for name, value in body.items() if value is not None}  # null asks for the default
+    given = with_form(body)
+    if any(_is_same(given.get("top_k"), all_tokens) for all_tokens in _ALL_TOKENS):
+        del given["top_k"]
     settings = {ours: given[name] for name, ours in route.settings.items() if name in given}
     settings = {"temperature": DEFAULT_TEMPERATURE, **model.request_fields(settings)}
     n = check_n(given.get("n", 1))

@@ -58,6 +58,7 @@ def ending_of(end: EndEvent) -> dict[str, Any]:
     return {
         "finish_reason": "stop" if end.reason == "stop" else "length",
         **({} if reason is None else {"stop_reason": reason}),
+        **({} if end.complete is None else {"complete": end.complete}),
     }
 
 

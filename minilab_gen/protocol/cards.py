@@ -125,7 +125,7 @@ def start_command(model: str) -> str:
     """What to type so that a worker serves a model. With the name alone the shipped one would be served under it."""
     if model == keys.DEFAULT_MODEL:
         return "minilab-worker"
-    return f"minilab-worker --model ./{model} --name {model}, where ./{model} is its folder"
+    return f"minilab-worker --model ./{model} --name {model}, where ./{model} is its folder or GGUF file"
 
 
 @cache

@@ -38,7 +38,7 @@ def first_difference(stored: EndedStream, recomputed: EndedStream) -> Difference
         return difference or _longer(stored, recomputed)
     if not stored.end.succeeded:
         return None
-    for name in ("reason", "stop_id", "stop_text", "text"):
+    for name in ("reason", "stop_id", "stop_text", "complete", "text"):
         one_end, other_end = getattr(stored.end, name), getattr(recomputed.end, name)
         if one_end != other_end:
             return Difference(f"the end differs in its {name}: stored {one_end!r}, recomputed {other_end!r}")

@@ -63,6 +63,8 @@ class EndEvent:
     """When the time ran out, for ``timeout``."""
     stop_text: str | None = None
     """The text that ended it, for ``stop``."""
+    complete: bool | None = None
+    """Whether an answer with a form is whole, where it was not cut short from outside; None without a form."""
 
     @property
     def number(self) -> int:
@@ -75,7 +77,7 @@ class EndEvent:
 
     def to_fields(self) -> Fields:
         given = self.to_json()
-        return {name: str(value) for name, value in given.items()}
+        return {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
 
     def to_json(self) -> dict[str, Any]:
         given = asdict(self)
@@ -133,4 +135,5 @@ def _decode_end(fields: Fields, number: int) -> EndEvent:
         error=fields.get("error"),
         phase="waiting" if phase == "waiting" else "running" if phase == "running" else None,
         stop_text=fields.get("stop_text"),
+        complete={"true": True, "false": False}.get(fields.get("complete", "")),
     )

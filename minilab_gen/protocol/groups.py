@@ -90,8 +90,11 @@ def jobs_named(connection: redis.Redis, name: str) -> list[str]:
 
 
 def state_of_all(states: Sequence[JobState]) -> JobState:
-    """The state of a group: it is over when all of its jobs are, and ends like the one that ended worst."""
-    if all(state == "queued" for state in states):
+    """The state of a group: it is over when all of its jobs are, and ends like the one that ended worst.
+
+    A job that is cancelled while the others wait has started nothing.
+    """
+    if "queued" in states and all(state in ("queued", "cancelled") for state in states):
         return "queued"
     if any(state in ("queued", "started") for state in states):
         return "started"

@@ -134,7 +134,7 @@ def _answer(last: list[RawEntry], fingerprint: bytes | None, scores: bytes | Non
     try:
         kept = Result.restore("", entry_id.decode(), dict(fields), connection=None, serializer=JSONSerializer)  # type: ignore[arg-type]
         content: Any = kept.return_value
-        stopped_by = {name: content.get(name) for name in ("stop_id", "stop_text")}
+        stopped_by = {name: content.get(name) for name in ("stop_id", "stop_text", "complete")}
         end = EndEvent(content["end"], content["tokens"], content["prompt_tokens"], **stopped_by)
         ids, text = tuple(map(int, content["ids"])), str(content["text"])
         listed = content.get("logprobs")

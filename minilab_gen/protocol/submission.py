@@ -171,7 +171,7 @@ def _queue_with_room(connection: redis.Redis, submission: Submission, count: int
     most = submission.max_queued
     if most is not None and (waiting := queue.count) + count > most:
         more = "" if count == 1 else f", and {count} more were to come"
-        raise QueueFullError(f"the queue may hold {most} waiting jobs, it holds {waiting}{more}")
+        raise QueueFullError(f"the queue may hold {most} waiting job{'s' * (most != 1)}, it holds {waiting}{more}")
     return queue
 
 

@@ -28,6 +28,7 @@ class Transcript:
         self._stop, self._include_stop = (request.stop, request.include_stop) if request else ((), False)
         self._lists = request.logprobs if request else None
         self._min_tokens = request.settings.min_tokens if request else 0
+        self._has_form = request is not None and request.form is not None
         self._tokenizer = tokenizer
         self.events: list[Event] = []
         self.restart(events)
@@ -127,7 +128,10 @@ class Transcript:
     def _append_end(self, end: EndEvent) -> EndEvent:
         end = replace(end, text=self._rest(end.tokens))
         if end.succeeded and self._stops is not None and self._stops.found is not None:
-            end = EndEvent("stop", end.tokens, end.prompt_tokens, end.text, stop_text=self._stops.found)
+            complete = False if self._has_form else None  # the text was cut within the form
+            end = EndEvent(
+                "stop", end.tokens, end.prompt_tokens, end.text, stop_text=self._stops.found, complete=complete
+            )
         self.events.append(end)
         return end
 

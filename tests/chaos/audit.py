@@ -165,7 +165,7 @@ class Audit:
 
 def _end_of(request: GenerationRequest, tokens: list[TokenEvent], end: EndEvent) -> EndEvent:
     """The end that one worker alone writes behind these tokens."""
-    return Transcript(request, get_tokenizer(), tokens).close(end.reason, stop_id=end.stop_id)
+    return Transcript(request, get_tokenizer(), tokens).close(end.reason, stop_id=end.stop_id, complete=end.complete)
 
 
 def _text(raw: Any) -> str:

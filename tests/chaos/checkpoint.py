@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from minilab_gen.constraints.compiler import FormCompiler
 from minilab_gen.generate import generate
 from minilab_gen.kernels.logprobs import logprobs_at
 from minilab_gen.models.checkpoint import load
@@ -65,8 +66,11 @@ def references(checkpoint: Path, requests: Iterable[GenerationRequest]) -> dict[
 
 def _answer(model: KernelModel, request: GenerationRequest) -> list[TokenEvent]:
     transcript = Transcript(request, get_tokenizer())
+    compiler = FormCompiler(get_tokenizer(), model.config.vocab_size)
+    constraint = None if request.form is None else compiler.start(request.form)
+    settings, stop_ids = request.settings, request.stop_ids
     events: list[TokenEvent] = []
-    for step in generate(model, request.prompt, request.max_new_tokens, request.settings, request.stop_ids):
+    for step in generate(model, request.prompt, request.max_new_tokens, settings, stop_ids, constraint=constraint):
         logits = step.logits.contiguous()
         listed = None
         if request.logprobs is not None:

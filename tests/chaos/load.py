@@ -17,6 +17,7 @@ import redis
 from rq import Queue
 from rq.exceptions import DuplicateJobError as RqDuplicateJobError
 from rq.serializers import JSONSerializer
+from support.random_forms import random_form
 from support.random_settings import random_settings
 
 from chaos.checkpoint import CONTEXT, VOCABULARY
@@ -28,6 +29,9 @@ from minilab_gen.request import GenerationRequest, SamplingSettings
 
 _POOL: Final = 200
 """Different requests of a run of many seeds, each of which is also generated alone."""
+
+_FORMED: Final = 0.2
+"""The share of requests whose answers have a form."""
 
 _RETRY_PAUSE: Final = 0.1  # seconds between two attempts of a client that Redis does not answer
 
@@ -63,6 +67,9 @@ def request_pool() -> list[GenerationRequest]:
 def _random_request(dice: random.Random) -> GenerationRequest:
     prompt = tuple(dice.randrange(VOCABULARY) for _ in range(dice.choice([1, 3, 10, 40])))
     length = dice.choice([5, 20, 60, 100, 100, 1000])
+    if dice.random() < _FORMED:
+        plain = SamplingSettings(temperature=dice.choice([0.0, 1.0]), seed=dice.randrange(1000))
+        return GenerationRequest(prompt, length, plain, stop_ids=(0,), form=random_form(dice))
     return GenerationRequest(
         prompt,
         length,

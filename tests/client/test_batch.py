@@ -205,7 +205,10 @@ def test_what_to_start_is_a_worker_of_the_model_that_is_asked(
 
     StallNotes(fake, keys.queue_name("other"), quiet=False).look(pending, any_ended=False)
 
-    assert ": minilab-worker --model ./other --name other, where ./other is its folder" in capsys.readouterr().err
+    assert (
+        ": minilab-worker --model ./other --name other, where ./other is its folder or GGUF file"
+        in capsys.readouterr().err
+    )
 
 
 def test_quiet_says_only_what_goes_wrong(fake: redis.Redis, file: Path, out: Path) -> None:

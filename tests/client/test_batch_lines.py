@@ -110,6 +110,7 @@ def test_openais_form_has_its_defaults(file: Path) -> None:
     request = line_of(file, openai("a", seed=3)).request
 
     assert request == GenerationRequest(FOGG, 16, SamplingSettings(1.0, None, None, 3), (0,))
+    assert all(line_of(file, openai("a", seed=3, top_k=off)).request == request for off in (0, -1))  # as in vLLM
 
 
 def test_openais_form_takes_its_names_and_two_of_vllm(file: Path) -> None:
@@ -125,6 +126,7 @@ def test_openais_form_takes_its_names_and_two_of_vllm(file: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "rule"),
     [
+        (openai("a", top_k=False), "top_k must be an integer, got False"),
         ("{", "a line must be JSON"),
         (" {}x", "a line must be JSON"),
         ("\0\0", "a line must be JSON"),

@@ -21,7 +21,7 @@ from minilab_gen.text.tokenizer import get_tokenizer
 REPORT = WorkerStats("base", 64, 3, 0, 0.0, "exact: 9 rows of logits equal bit for bit", "f" * 16, 0.0, 0.0)
 CARD = ModelCard("base", 64, 2048, (0,), "f" * 16, "exact: 9 rows", "t" * 32)
 
-START_OTHER = "minilab-worker --model ./other --name other, where ./other is its folder"
+START_OTHER = "minilab-worker --model ./other --name other, where ./other is its folder or GGUF file"
 
 
 def serve(connection: redis.Redis, name: str = "minilab-a", **report: Any) -> None:

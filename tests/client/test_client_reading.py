@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 from dataclasses import replace
 
 import pytest
 import redis
 from minilab_client.follow import WaitingNotes
-from minilab_client.output import flush, write_json
-from minilab_client.output import write as write_text
 from support.client_program import (
     announce_worker,
     client,
@@ -96,7 +93,10 @@ def test_what_to_start_is_never_the_shipped_model_under_the_name_of_another(
 ) -> None:
     WaitingNotes()(replace(QUEUED, workers_alive=0, model="other", state=state))
 
-    assert ": minilab-worker --model ./other --name other, where ./other is its folder" in capsys.readouterr().err
+    assert (
+        ": minilab-worker --model ./other --name other, where ./other is its folder or GGUF file"
+        in capsys.readouterr().err
+    )
 
 
 # status
@@ -124,6 +124,10 @@ def test_status_tells_the_settings_that_were_asked(connection: redis.Redis) -> N
         "allowed_token_ids of 20, stop_ids [3]\n"
     ) in client("status", "x").stdout
     assert "settings max_new_tokens 64\n" in client("status", "plain").stdout
+    stops = GenerationRequest((5,), 9, SamplingSettings(0.8), (3,), ("é",), include_stop=True)
+    enqueue(connection, stops, Submission(job_id="stops"))
+    end = 'temperature 0.8, seed 0, stop_ids [3], stop ["é"], include_stop true\n'
+    assert f"settings max_new_tokens 9, {end}" in client("status", "stops").stdout
     seen = json.loads(client("status", "x", "--json").stdout)["settings"]
     assert (seen["temperature"], seen["logit_bias"], seen["top_k"]) == (0.8, {"12": -5.0}, None)
 
@@ -296,38 +300,3 @@ def test_models_are_listed_with_their_workers(connection: redis.Redis) -> None:
 
     assert (listed["name"], listed["context_length"], listed["workers_alive"]) == ("other", 64, 0)
     assert client("models").stdout.splitlines()[1].split() == ["other", "64", "2048", "no", "0", "f" * 16, "exact"]
-
-
-# output
-
-
-def test_json_stays_whole_where_stdout_cannot_carry_its_letters(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(raw, encoding="ascii"))
-
-    write_json({"text": "é"})
-    flush()
-
-    assert raw.getvalue() == b'{"text": "\\u00e9"}\n'
-
-
-def test_a_terminal_is_not_at_the_mercy_of_a_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
-
-    terminal = Terminal()
-    monkeypatch.setattr("sys.stdout", terminal)
-
-    write_text("a\x1b[2J\tb\n")
-
-    assert terminal.getvalue() == "a�[2J\tb\n"
-
-
-def test_a_prompt_that_is_too_long_is_refused_before_it_is_read_whole(connection: redis.Redis) -> None:
-    result = client("submit", "-", stdin=b"x" * 4_000_001)
-
-    assert result.exit_code == 2
-    assert "a prompt must hold at most 1000000 characters, got more" in result.stderr

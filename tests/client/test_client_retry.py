@@ -129,6 +129,13 @@ def test_json_tells_old_and_new_id_model_and_seed(connection: redis.Redis) -> No
     assert seen == {"event": "submitted", "job_id": new_id, "model": "base", "seed": 41, "retry_of": "x"}
 
 
+def test_a_retried_job_that_draws_nothing_has_no_seed_to_tell(connection: redis.Redis) -> None:
+    enqueue(connection, GenerationRequest((5, 12), 4), Submission(job_id="x"))
+    cancel(connection, "x")
+
+    assert [event["seed"] for event in events(client("retry", "x", "--json"))] == [None]
+
+
 def test_a_model_that_no_worker_announces_any_more_is_refused(connection: redis.Redis) -> None:
     enqueue(connection, SAMPLED, Submission("other", "x"))
     cancel(connection, "x")

@@ -63,7 +63,10 @@ def test_a_refusal_gives_the_rule_and_the_value() -> None:
         (["--bad-word", " "], "bad_words must hold texts of 1 to 1000 whole characters, got ' '"),
         (["--bad-word-ids", "5,6,2048"], "bad_words_ids must be below 2048, got 2048 at position 2"),
         *((["--logit-bias", f"{key}=1"], f"got {key!r}") for key in (" 1", "+1", "-1", "1_0", "１", "01", "", "a")),
-        (["--logit-bias", "5"], "must be a decimal number in ASCII digits, got ''"),
+        (["--logit-bias", "5"], "must be ID=BIAS or JSON, got '5'"),
+        (["--logit-bias", "5="], "must be a decimal number in ASCII digits, got ''"),
+        (["--logit-bias", "9" * 5000], "must be ID=BIAS or JSON, got '9999"),
+        (["--include-stop"], "--include-stop goes with --stop"),
         (["--logit-bias", "5=1e400"], "the logit_bias of 5 must be a finite number, got inf"),
         (["--logit-bias", "5=101"], "the logit_bias of 5 must be from -100 to 100, got 101.0"),
         (["--logit-bias", "5=1", "--logit-bias", "5=2"], "must name each id once, got 5 twice"),
@@ -82,6 +85,12 @@ def test_a_setting_that_breaks_a_rule_is_refused_before_anything_is_enqueued(
 ) -> None:
     assert rule in " ".join(refusal("Phileas Fogg", *arguments).split())
     assert queued(connection) == []
+
+
+@pytest.mark.parametrize("option", ["--logit-bias", "--stop-id", "--allowed-token-ids", "--top-p"])
+def test_a_long_value_is_refused_in_a_short_message(option: str) -> None:
+    for value in ("x" * 5000, "9" * 5000 + "=1", '{"5": ' + "9" * 5000 + "}"):
+        assert len(refusal("Phileas Fogg", option, value)) < 500
 
 
 def test_a_refusal_names_the_variable_that_a_value_came_from() -> None:
@@ -210,5 +219,5 @@ def test_a_taken_job_id_is_refused_and_its_job_untouched(connection: redis.Redis
 def test_a_full_queue_refuses_more_jobs(connection: redis.Redis) -> None:
     client("submit", "Phileas Fogg", MINILAB_MAX_QUEUED="1")
 
-    assert "may hold 1 waiting jobs" in refusal("Phileas Fogg", MINILAB_MAX_QUEUED="1")
+    assert "may hold 1 waiting job," in refusal("Phileas Fogg", MINILAB_MAX_QUEUED="1")
     assert len(queued(connection)) == 1

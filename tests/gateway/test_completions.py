@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import openai
@@ -167,7 +168,6 @@ def test_parameters_that_change_nothing_are_accepted(gateway: Gateway) -> None:
     [
         ({"suffix": "x"}, "suffix", "suffix is not offered here"),
         ({"best_of": 2}, "best_of", "best_of is not offered here"),
-        ({"response_format": {"type": "json_object"}}, None, "body may have the fields"),
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, got 0"),
         ({"temperature": -1}, "temperature", "temperature must be"),
         ({"n": 0}, "n", "n must be a whole number from 1 to 64, got 0"),
@@ -216,3 +216,23 @@ def test_unknown_routes_and_methods_have_openais_errors(gateway: Gateway) -> Non
 
     assert answer.status_code == 405
     assert answer.json()["error"]["message"] == "Method Not Allowed"
+
+
+def test_a_token_does_not_wait_for_the_acknowledgement_of_what_was_sent_before(gateway: Gateway) -> None:
+    times = []
+    with gateway.http() as http:
+        for _ in range(30):
+            began = time.perf_counter()
+            http.post("/v1/completions", json={**GREEDY, "max_tokens": 1, "stream": True})
+            times.append(time.perf_counter() - began)
+
+    assert min(times) < 0.035  # a client's kernel waits 40 ms before it acknowledges
+
+
+def test_an_answer_may_be_held_to_a_form(gateway: Gateway) -> None:
+    answer = gateway.complete(**GREEDY, extra_body={"structured_outputs": {"choice": ["oui", "non"]}})
+
+    assert answer.choices[0].text in ("oui", "non")
+    chunks = gateway.chunks(**GREEDY, extra_body={"choice": ["oui", "non"]})
+    assert "".join(chunk.choices[0].text for chunk in chunks) == answer.choices[0].text
+    assert extra(chunks[-1].choices[0], "complete") == extra(answer.choices[0], "complete")

@@ -77,8 +77,6 @@ def test_both_names_of_the_limit_are_taken(chat_gateway: Gateway, limits: dict[s
         ({"max_completion_tokens": 0, "max_tokens": None}, "max_completion_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format"),
         ({"modalities": ["audio"]}, None),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, None),

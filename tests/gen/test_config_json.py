@@ -133,6 +133,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"architectures": ["MixtralForCausalLM"]}, "the architecture must be one of .*, got MixtralForCausalLM"),
     ({"architectures": None}, "the architecture must be one of .*, got none named"),
     ({"architectures": "LlamaForCausalLM"}, "the architecture must be one of"),
+    ({"architectures": None}, r'got none named; add "architectures": \["LlamaForCausalLM"\]$'),
+    ({"architectures": None, "model_type": "opt"}, "got none named$"),
+    ({"architectures": ["LlamaForSequenceClassification"]}, "got LlamaForSequenceClassification$"),
     ({"architectures": ["LlamaForCausalLM", "Other"]}, "got LlamaForCausalLM, Other"),
     ({"model_type": "granite"}, "model_type must be 'llama' for LlamaForCausalLM, got 'granite'"),
     ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, f"{ROPE} 'ntk'"),
@@ -151,7 +154,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": {**LONG, "original_max_position_embeddings": 1}}, "must be above 1, got 1"),
     (
         {"rope_scaling": {**LONG, "factor": 2.0, **TRAINED}, "max_position_embeddings": "long"},
-        "context_length must be an integer of at least 1, got 'long'",
+        "max_position_embeddings must be an integer of at least 1, got 'long'",
     ),
     (
         {"rope_parameters": {"full_attention": {"rope_theta": 1e6}}},
@@ -195,9 +198,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({**_named("SmolLM3ForCausalLM"), "no_rope_layers": [1, 2]}, "must be a list of 0 or 1 for every layer, got"),
     ({**_named("SmolLM3ForCausalLM"), "no_rope_layer_interval": 0}, "no_rope_layer_interval must be an integer of at"),
-    ({**_named("GraniteForCausalLM"), "residual_multiplier": 0}, "residual_scale must be a number above 0, got 0"),
+    ({**_named("GraniteForCausalLM"), "residual_multiplier": 0}, "residual_multiplier must be a number above 0, got 0"),
     ({**NEOX, "rotary_pct": 1.5}, "partial_rotary_factor must be above 0 and at most 1"),
-    ({**NEOX, "rotary_pct": 0.4}, "rope_dim must be even and at most 8, got 3"),
+    (
+        {**NEOX, "rotary_pct": 0.4},
+        "partial_rotary_factor must turn an even number of the 8 dimensions of a head, got .*, which turns 3",
+    ),
     ({**NEOX, "use_parallel_residual": "no"}, "use_parallel_residual must be true or false"),
     ({**_named("GPT2LMHeadModel"), "hidden_size": 64}, ANY),
     ({"use_sliding_window": True}, "use_sliding_window must be False, got True"),
@@ -208,16 +214,16 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"attention_bias": "all"}, "attention_bias must be true or false, got 'all'"),
     ({**_named("Qwen2ForCausalLM"), "mlp_bias": True}, "mlp_bias must be False, got True"),
     ({"mlp_bias": 1}, "mlp_bias must be true or false, got 1"),
-    ({"num_hidden_layers": 0}, "n_layer must be an integer of at least 1, got 0"),
-    ({"num_attention_heads": "8"}, "n_head must be an integer of at least 1, got '8'"),
-    ({"num_key_value_heads": 3}, "n_head must be a multiple of n_kv_head, got 8 and 3"),
+    ({"num_hidden_layers": 0}, "num_hidden_layers must be an integer of at least 1, got 0"),
+    ({"num_attention_heads": "8"}, "num_attention_heads must be an integer of at least 1, got '8'"),
+    ({"num_key_value_heads": 3}, "num_attention_heads must be a multiple of num_key_value_heads, got 8 and 3"),
     ({"head_dim": 7}, "head_dim must be an even number above 0, got 7"),
     ({"head_dim": "8"}, "head_dim must be an even number above 0, got '8'"),
-    ({"hidden_size": 60}, "d_model must be n_head times an even number, got 60 and 8"),
+    ({"hidden_size": 60}, "hidden_size must be num_attention_heads times an even number, got 60 and 8"),
     ({"rope_theta": "large"}, "rope_theta must be a number above 0, got 'large'"),
     ({"rope_theta": 0}, "rope_theta must be a number above 0, got 0"),
     ({"rms_norm_eps": 0}, "norm_eps must be a number above 0, got 0"),
-    ({"tie_word_embeddings": "yes"}, "tied_embeddings must be true or false, got 'yes'"),
+    ({"tie_word_embeddings": "yes"}, "tie_word_embeddings must be true or false, got 'yes'"),
 ]
 
 
@@ -278,3 +284,8 @@ def test_stop_ids_that_transformers_wrote_are_read(tmp_path: Path) -> None:
 
     assert read_stop_ids(tmp_path) == (2, 7)
     assert json.loads((tmp_path / "config.json").read_text())["eos_token_id"] == 2
+
+
+def test_a_family_with_other_keys_is_refused_in_their_words() -> None:
+    with pytest.raises(CheckpointError, match="n_positions must be an integer of at least 1, got '1024'"):
+        config_of({**_named("GPT2LMHeadModel"), "n_positions": "1024"})

@@ -237,6 +237,7 @@ def test_a_key_of_another_type_makes_no_group(connection: redis.Redis) -> None:
     ("states", "together"),
     [
         (["queued", "queued"], "queued"),
+        (["queued", "cancelled"], "queued"),
         (["queued", "finished"], "started"),
         (["started", "failed"], "started"),
         (["finished", "finished"], "finished"),

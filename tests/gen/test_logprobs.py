@@ -6,15 +6,12 @@ import json
 import math
 import random
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.family_checkpoints import CONTEXT, KINDS, SHAPE, write
 from support.small_models import EIGHT_TO_ONE, PROPERTY, kernel_model
 
 from minilab_gen.engine import Chosen, Ended, Engine, Sequence
@@ -28,7 +25,6 @@ from minilab_gen.logprobs import (
     prompt_to_json,
     prompt_to_text,
 )
-from minilab_gen.models.checkpoint import load
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.request import GenerationRequest, ModelLimits, SamplingSettings
 from minilab_gen.sampling import NonFiniteLogitsError
@@ -308,26 +304,3 @@ def test_a_large_vocabulary_is_judged_a_few_rows_at_a_time(monkeypatch: pytest.M
     engine.step()
 
     assert (plain.tokens, scored.read, len(scored.scores)) == (1, 4, 4)
-
-
-# What others compute
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("kind", ["llama-3", "qwen-3", "gemma-3", "granite", "gpt-2"])
-def test_logprobs_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
-    theirs = write(tmp_path, KINDS[kind])
-    ours = load(tmp_path, threads=1)
-    prompt = tuple(index * 7 % SHAPE["vocab_size"] for index in range(CONTEXT))
-    with torch.no_grad():
-        wanted = torch.log_softmax(theirs(torch.tensor([prompt])).logits[0].double(), dim=-1)
-
-    sequence, _, _ = answered(GenerationRequest(prompt, 0, prompt_logprobs=3), model=ours)
-
-    listed = sequence.prompt_logprobs
-    assert listed is not None
-    for at, one in enumerate(listed[1:]):
-        assert one is not None
-        assert one.logprob == pytest.approx(wanted[at, prompt[at + 1]].item(), abs=1e-4)
-        assert [logprob for _, logprob in one.top] == pytest.approx(wanted[at].topk(3).values.tolist(), abs=1e-4)
-    assert np.std([one.logprob for one in listed[1:] if one is not None]) > 0.1  # they say something

@@ -73,6 +73,13 @@ def test_a_config_without_a_method_is_refused_unless_it_is_none(folder: Path, co
         assert "packed by a method without a name" in refusal(folder, quantization_config=config)
 
 
+@pytest.mark.parametrize("more", [{}, {"quantization_config": {"group_size": 64, "bits": 4}}])
+def test_folders_of_mlx_are_known_by_their_own_key(folder: Path, more: dict[str, Any]) -> None:
+    said = refusal(folder, quantization={"group_size": 64, "bits": 4}, **more)
+
+    assert said.endswith(f"says that weights are packed by MLX, which is not read; {WAY_OUT}")
+
+
 def test_the_key_of_older_releases_is_known(folder: Path) -> None:
     said = refusal(folder, compression_config={"quant_method": "compressed-tensors"})
 

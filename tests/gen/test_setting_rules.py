@@ -11,18 +11,11 @@ from typing import Any
 
 import pytest
 from support.random_settings import random_settings
+from support.refusals import refusal
 
-from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import bad_word_ids, check_settings, own_ends, request_fields
 from minilab_gen.request import GREEDY, GenerationRequest, ModelLimits, SamplingSettings
 from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
-
-
-def refusal(make: Any, *arguments: Any, **named: Any) -> str:
-    """The message with which something is refused."""
-    with pytest.raises(RequestError) as caught:
-        make(*arguments, **named)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(

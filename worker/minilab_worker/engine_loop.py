@@ -11,12 +11,15 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Final
 
 import redis
 
+from minilab_gen.constraint import Constraint
 from minilab_gen.engine import Chosen, Engine, Outcome
 from minilab_gen.errors import RedisUnavailableError, RequestError, StreamError
+from minilab_worker.commands import Add, Cancel, Command, Drain, Recheck, Return
+from minilab_worker.compiling import Compiled, Compiling
 from minilab_worker.job_run import JobRun, JobState, JobTable
 from minilab_worker.job_store import JobStore
 from minilab_worker.outage import RedisOutage
@@ -25,39 +28,8 @@ from minilab_worker.telemetry.counters import Counters
 
 _log = logging.getLogger(__name__)
 
-
-@dataclass(frozen=True, slots=True)
-class Add:
-    """Let a job in at the next step; one that has ended already is only published."""
-
-    run: JobRun
-
-
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Cancel a job at the next step; an unknown id is ignored."""
-
-    job_id: str
-
-
-@dataclass(frozen=True, slots=True)
-class Recheck:
-    """Ask at the next step which jobs are still this worker's."""
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """End the loop when every job has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Return:
-    """End it now: publish what is chosen, return the rest. In a hurry an unavailable Redis is not waited for."""
-
-    hurry: bool = False
-
-
-Command = Add | Cancel | Recheck | Drain | Return
+_COMPILING_LOOK: Final = 0.05
+"""Seconds between two looks at the cancel flags of jobs whose forms are compiled, while nothing else is to be done."""
 
 
 class EngineLoop:
@@ -70,10 +42,11 @@ class EngineLoop:
         store: JobStore,
         jobs: JobTable,
         counters: Counters,
+        compiling: Compiling,
     ) -> None:
         """``engine`` tells the clock of ``counters`` its phases."""
         self._engine, self._streams, self._store, self._jobs = engine, streams, store, jobs
-        self._counters = counters
+        self._counters, self._compiling = counters, compiling
         self.outage = RedisOutage("tokens")
         self._commands: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._arrived: list[JobRun] = []
@@ -112,6 +85,7 @@ class EngineLoop:
             self.failure = error
             _log.critical("the engine loop ended: %s: %s", type(error).__name__, error)
         finally:
+            self._compiling.stop()
             self._streams.disconnect()
 
     def _obey_commands(self) -> bool:
@@ -122,12 +96,26 @@ class EngineLoop:
             self._must_recheck = False
             self._obey(self._commands.get())
             self._read_commands()
+        if self._only_compiles:
+            self._wait_for_form()
         if self._is_returning:
             self._return_jobs()
         arrived, self._arrived = self._arrived, []
         for run in arrived:
             self._admit(run)
         return self._has_work or not self._is_draining
+
+    @property
+    def _only_compiles(self) -> bool:
+        if self._arrived or self._engine.has_work or not self._serving:
+            return False
+        return all(run.is_compiling for run in self._serving.values())
+
+    def _wait_for_form(self) -> None:
+        try:
+            self._obey(self._commands.get(timeout=_COMPILING_LOOK))
+        except queue.Empty:
+            return
 
     def _read_commands(self) -> None:
         while not self._commands.empty():
@@ -141,6 +129,8 @@ class EngineLoop:
                 self._cancel(job_id)
             case Recheck():
                 self._must_recheck = True
+            case Compiled(run, made):
+                self._take_form(run, made)
             case Drain():
                 self._is_draining = True
             case Return(hurry):
@@ -149,8 +139,8 @@ class EngineLoop:
 
     def _cancel(self, job_id: str) -> None:
         self._engine.end(job_id, "cancelled")
-        for run in self._arrived:
-            if run.job_id == job_id and run.end is None:
+        for run in (*self._arrived, *self._serving.values()):
+            if run.job_id == job_id and run.state is JobState.CLAIMED:
                 run.close("cancelled")
 
     def _admit(self, run: JobRun) -> None:
@@ -166,14 +156,27 @@ class EngineLoop:
             self._compute(run)
 
     def _compute(self, run: JobRun) -> None:
-        """Give a job's sequence to the engine; one that the engine does not take fails alone."""
+        """Give a job's sequence to the engine, once its form is compiled; one that it does not take fails alone."""
         assert run.sequence is not None, "a job without a sequence has ended"
+        if run.is_compiling:
+            self._compiling.start(run, self.tell)
+            return
         try:
             self._engine.add(run.sequence)
         except Exception as error:  # noqa: BLE001 - whatever it was, it ends this job alone
             self._fail(run, error)
         else:
             run.enter(JobState.RUNNING)
+
+    def _take_form(self, run: JobRun, made: Constraint | Exception) -> None:
+        if not self._serves(run) or run.end is not None:  # it was dropped or cancelled meanwhile
+            return
+        if isinstance(made, Exception):
+            self._fail(run, made)
+            return
+        assert run.sequence is not None, "a job with a form has a sequence"
+        run.sequence.constraint = made
+        self._compute(run)
 
     def _fail(self, run: JobRun, error: Exception) -> None:
         """End one job for what went wrong with it; its neighbours go on."""
@@ -221,7 +224,7 @@ class EngineLoop:
         """What came of the events sent last; nothing is sent after a refused one before it is understood."""
         for run in self._streams.collect():
             if self._serves(run):
-                self._engine.end(run.job_id, "cancelled")
+                self._cancel(run.job_id)
         refused = [run for run in self._streams.take_refused() if self._serves(run)]
         if refused or self._must_recheck:
             self._must_recheck = False
@@ -277,7 +280,8 @@ class EngineLoop:
         self._serving.pop(run.job_id, None)
 
     def _running(self) -> list[JobRun]:
-        return [run for run in self._serving.values() if run.state is JobState.RUNNING]
+        """Those that have not ended, be it that their forms are still compiled."""
+        return [run for run in self._serving.values() if run.state in (JobState.RUNNING, JobState.CLAIMED)]
 
     def _release_published(self) -> None:
         published = [run for run in self._serving.values() if run.state is JobState.ENDED and run.is_confirmed]

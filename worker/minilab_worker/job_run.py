@@ -95,6 +95,17 @@ class JobRun:
         return not self.transcript.prompt_tokens
 
     @property
+    def is_compiling(self) -> bool:
+        """Whether the form of its answer is still to be compiled."""
+        sequence = self.sequence
+        return (
+            self.state is JobState.CLAIMED
+            and sequence is not None
+            and sequence.request.form is not None
+            and sequence.constraint is None
+        )
+
+    @property
     def is_confirmed(self) -> bool:
         """Whether all events so far are known to be in the stream."""
         return self.confirmed == len(self.transcript.events)
@@ -117,9 +128,13 @@ class JobRun:
             if self._has_stop_texts and self.transcript.has_stopped():
                 self.close("stop")
             return
-        stop_id = outcome.sequence.ids[-1] if outcome.reason == "stop" else None
-        phase = "running" if outcome.reason == "timeout" else None
-        self.close(outcome.reason, stop_id=stop_id, error=outcome.error, phase=phase)
+        self.close(
+            outcome.reason,
+            stop_id=outcome.stop_id,
+            error=outcome.error,
+            phase="running" if outcome.reason == "timeout" else None,
+            complete=outcome.is_complete,
+        )
 
     def close(self, reason: EndReason, **details: Any) -> None:
         """Choose the terminal entry."""

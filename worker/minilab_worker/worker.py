@@ -19,13 +19,16 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from minilab_gen.constraints.compiler import FormCompiler
 from minilab_gen.engine import Engine
 from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.connection import connect
 from minilab_gen.protocol.server_info import eviction_warning, server_info
 from minilab_worker import outage
 from minilab_worker.admission import admit
-from minilab_worker.engine_loop import Add, Cancel, Drain, EngineLoop, Recheck, Return
+from minilab_worker.commands import Add, Cancel, Drain, Recheck, Return
+from minilab_worker.compiling import Compiling
+from minilab_worker.engine_loop import EngineLoop
 from minilab_worker.job_run import JobRun, JobState, JobTable
 from minilab_worker.job_store import Claim, JobStore, StartedJob
 from minilab_worker.outage import RedisOutage
@@ -123,7 +126,8 @@ class Worker:
         self.counters = Counters()
         self._jobs = JobTable(settings.max_batch, self)
         self._engine = make_engine(served, settings.max_batch, self.counters)
-        self._loop = EngineLoop(self._engine, ports.streams, self._store, self._jobs, self.counters)
+        compiling = Compiling(FormCompiler(served.tokenizer, served.card.vocab_size))
+        self._loop = EngineLoop(self._engine, ports.streams, self._store, self._jobs, self.counters, compiling)
         self._takeover = Takeover(self._store, self._jobs, settings.lease, self.counters)
         self._recorder = Recorder(self._store, self._jobs)
         self._reporter = Reporter(self._connection, self.name, served.card, settings.max_batch)

@@ -5,8 +5,6 @@
 
 namespace {
 
-constexpr int LARGEST_HEAD = 512;
-
 // scores = queries . keys of 16 positions in each panel, from the block `first` on, (rows, blocks * 16)
 template <int ROWS> void score(const float* queries, int64_t stride, const mlk::Attention& job, int first, int blocks) {
     constexpr int PANELS = PANELS_OF[ROWS];
@@ -83,7 +81,7 @@ float softmax(float* scores, int start, int length) {
 // that all of them see.
 template <int ROWS> void attend_rows(const mlk::Attention& job, int first) {
     const int64_t size = padded(job.head_dim);
-    alignas(64) float queries[ROWS * LARGEST_HEAD], mixed[ROWS * LARGEST_HEAD];
+    alignas(64) float queries[ROWS * mlk::LARGEST_HEAD], mixed[ROWS * mlk::LARGEST_HEAD];
     int start[ROWS], length[ROWS];
     for (int r = 0; r < ROWS; r++) {
         const int token = (first + r) / job.heads, head = (first + r) % job.heads;

@@ -37,7 +37,8 @@ struct Product {
     float* wide;        // scratch, (inputs, 16 * WIDEST): panels widened to float once for many rows
     const char* next;   // panels that this thread will probably read afterwards, or null
 };
-constexpr int WIDEST = 8;  // panels at most in one tile
+constexpr int WIDEST = 8;          // panels at most in one tile
+constexpr int LARGEST_HEAD = 512;  // of a head; scratch of back ends is that long
 
 struct Norm {
     const float* x;

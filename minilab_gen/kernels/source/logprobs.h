@@ -13,8 +13,8 @@ constexpr float LEAST_LOGPROB = -9999.f;  // for what is impossible, since minus
 struct Logprobs {
     int token, count;
     float* of_token;
-    int32_t* ids;    // (count)
-    float* of_ids;   // (count)
+    int32_t* ids;   // (count)
+    float* of_ids;  // (count)
 };
 
 void logprobs(const Backend& backend, const float* logits, int vocab, const Logprobs& wanted, Draw& draw);

@@ -89,12 +89,12 @@ enum mlk_tensor {
 /* Which logprobs of a step's outputs are wanted, and where they go: logarithms of the model's own probabilities, as
  * mlk_logprobs gives them. */
 typedef struct mlk_listing {
-    int32_t most;             /* of counts */
-    const int32_t* counts;    /* (outputs): so many of the most probable tokens are listed; -1 where nothing is wanted */
-    const int32_t* judged;    /* (outputs): the token whose logprob is wanted, not chosen but given; -1 the chosen one */
-    float* of_tokens;         /* (outputs): the logprob of the judged or chosen token; NaN where logits are not finite */
-    int32_t* ids;             /* (outputs, most) */
-    float* of_ids;            /* (outputs, most) */
+    int32_t most;          /* of counts */
+    const int32_t* counts; /* (outputs): so many of the most probable tokens are listed; -1 where nothing is wanted */
+    const int32_t* judged; /* (outputs): the token whose logprob is wanted, not chosen but given; -1 the chosen one */
+    float* of_tokens;      /* (outputs): the logprob of the judged or chosen token; NaN where logits are not finite */
+    int32_t* ids;          /* (outputs, most) */
+    float* of_ids;         /* (outputs, most) */
 } mlk_listing;
 
 /* One pass over rows of many sequences. The rows of a slot stand together, at ascending positions without a hole, and
@@ -174,7 +174,8 @@ MLK_API int32_t mlk_sampler_mask(mlk_sampler* sampler, const uint32_t* bits);
 MLK_API int32_t mlk_choose(const float* logits, int64_t stride, int32_t rows, int32_t vocab,
                            mlk_sampler* const* samplers, int32_t* tokens);
 /* The logprob of a token, and ids and logprobs of the count most probable, of equals the lowest ids first: ids are -1
- * where the vocabulary has fewer. A logprob is at least -9999, and that of the token NaN where logits are not finite. */
+ * where the vocabulary has fewer. A logprob is at least -9999, and that of the token NaN where logits are not finite.
+ */
 MLK_API int32_t mlk_logprobs(const float* logits, int32_t vocab, int32_t token, int32_t count, float* of_token,
                              int32_t* ids, float* of_ids);
 /* What a sampler that is not greedy would draw the next token from. */

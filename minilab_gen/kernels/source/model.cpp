@@ -13,8 +13,7 @@ namespace mlk {
 
 namespace {
 
-constexpr int LARGEST = 1 << 24;   // of any size: products of two then fit 64 bits, and products of panels 32
-constexpr int LARGEST_HEAD = 512;  // of a head; scratch in the back ends is that long
+constexpr int LARGEST = 1 << 24;  // of any size: products of two then fit 64 bits, and products of panels 32
 constexpr int LONGEST_CONTEXT = 1500000;
 
 int check_sizes(const mlk_shape& s) {

@@ -46,7 +46,7 @@ void norm(const mlk::Norm& job) { job.bias ? layer_norm(job) : rms_norm(job); }
 // `to`, (head_dim).
 void turn(const float* head, const mlk::Place& job, const float* gain, float* to) {
     const int size = job.head_dim, half = job.rope_dim / 2;
-    alignas(64) float normed[LARGEST_HEAD];
+    alignas(64) float normed[mlk::LARGEST_HEAD];
     const float* own = head;
     if (gain) {
         for (int d = 0; d < size; d++) normed[d] = head[d];
@@ -78,7 +78,7 @@ void turn(const float* head, const mlk::Place& job, const float* gain, float* to
 void place(const mlk::Place& job) {
     const int size = job.head_dim;
     const int64_t stride = padded(size);
-    alignas(64) float turned[LARGEST_HEAD];
+    alignas(64) float turned[mlk::LARGEST_HEAD];
     for (int h = 0; h < job.heads; h++) {
         float* query = job.queries + h * size;
         turn(query, job, job.query_gain, turned);

@@ -1,0 +1,1 @@
+"""Forms of answers, compiled into what may come next after each token. The only package that knows llguidance."""
