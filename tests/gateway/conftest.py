@@ -7,14 +7,14 @@ import secrets
 import shutil
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 import redis
 from minilab_worker.serving import ServedModel, load_served_model
-from minilab_worker.worker import Worker, WorkerSettings
-from support.engines import slow_engine
+from minilab_worker.worker import MakeEngine, Worker, WorkerSettings, make_engine
+from support.engines import slow_engine, slower_engine
 
 from gateway.gateway_process import Gateway
 from minilab_gen.protocol import keys
@@ -39,9 +39,12 @@ def start_gateway(server: redis.Redis, server_url: str, tmp_path: Path) -> Itera
         yield start
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_gateway(server_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Gateway]:
-    """One for all tests that need nothing special: it keeps nothing of its own."""
+    """One for all tests of a module that need nothing special: it keeps nothing of its own.
+
+    It ends with the module, as others count the connections to the shared server.
+    """
     with Gateway(server_url, tmp_path_factory.mktemp("gateway") / "log", "--queue-wait", "0.5") as shared:
         yield shared
 
@@ -62,15 +65,29 @@ def chat_served(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
     return load_served_model(folder, keys.DEFAULT_MODEL, max_batch=4, threads=None)
 
 
+@contextmanager
+def served_chats(served: ServedModel, engine: MakeEngine = make_engine) -> Iterator[None]:
+    """A worker of a model that chats."""
+    worker = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4), served, engine)
+    thread = threading.Thread(target=worker.serve)
+    thread.start()
+    yield
+    worker.stop()
+    thread.join()
+
+
 @pytest.fixture
 def chat_gateway(shared_gateway: Gateway, server: redis.Redis, chat_served: ServedModel) -> Iterator[Gateway]:
     """A gateway, and a worker of a model that chats."""
-    worker = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4), chat_served)
-    thread = threading.Thread(target=worker.serve)
-    thread.start()
-    yield shared_gateway
-    worker.stop()
-    thread.join()
+    with served_chats(chat_served):
+        yield shared_gateway
+
+
+@pytest.fixture
+def slow_chat_gateway(shared_gateway: Gateway, server: redis.Redis, chat_served: ServedModel) -> Iterator[Gateway]:
+    """The same, slow enough for things to happen in the middle of an answer."""
+    with served_chats(chat_served, slower_engine):
+        yield shared_gateway
 
 
 @pytest.fixture

@@ -169,7 +169,7 @@ def test_a_hard_form_is_compiled_or_refused_with_a_reason_in_a_few_seconds(texts
         outcome = "compiled" if constraint.error is None else constraint.error
     except RequestError as error:
         outcome = str(error)
-    assert time.monotonic() - start < 20  # 5 s, on a machine that is loaded
+    assert time.monotonic() - start < 60  # 5 s of a processor, on a machine that is loaded
     if name in ("an enum of 50 000", "5 MB"):
         assert "at most 262144 characters of JSON" in outcome
     elif name == "a common multiple":
