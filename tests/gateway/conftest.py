@@ -15,9 +15,11 @@ import redis
 from minilab_worker.serving import ServedModel, load_served_model
 from minilab_worker.worker import MakeEngine, Worker, WorkerSettings, make_engine
 from support.engines import slow_engine, slower_engine
+from support.waiting import wait_until
 
 from gateway.gateway_process import Gateway
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.cards import all_cards
 
 StartGateway = Callable[..., Gateway]
 
@@ -66,11 +68,12 @@ def chat_served(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
 
 
 @contextmanager
-def served_chats(served: ServedModel, engine: MakeEngine = make_engine) -> Iterator[None]:
-    """A worker of a model that chats."""
+def served_chats(server: redis.Redis, served: ServedModel, engine: MakeEngine = make_engine) -> Iterator[None]:
+    """A worker of a model that chats, once it has announced it: a card without chats may stand there before."""
     worker = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4), served, engine)
     thread = threading.Thread(target=worker.serve)
     thread.start()
+    wait_until(lambda: any(card.chat is not None for card in all_cards(server)))
     yield
     worker.stop()
     thread.join()
@@ -79,14 +82,14 @@ def served_chats(served: ServedModel, engine: MakeEngine = make_engine) -> Itera
 @pytest.fixture
 def chat_gateway(shared_gateway: Gateway, server: redis.Redis, chat_served: ServedModel) -> Iterator[Gateway]:
     """A gateway, and a worker of a model that chats."""
-    with served_chats(chat_served):
+    with served_chats(server, chat_served):
         yield shared_gateway
 
 
 @pytest.fixture
 def slow_chat_gateway(shared_gateway: Gateway, server: redis.Redis, chat_served: ServedModel) -> Iterator[Gateway]:
     """The same, slow enough for things to happen in the middle of an answer."""
-    with served_chats(chat_served, slower_engine):
+    with served_chats(server, chat_served, slower_engine):
         yield shared_gateway
 
 
