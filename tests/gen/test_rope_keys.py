@@ -187,3 +187,10 @@ def test_positions_given_by_layer_are_those_of_the_type_that_every_layer_has(nam
     ours = config_of(content(name, rope_parameters=by_layer, **FULL))
 
     assert ours == config_of(content(name, rope_parameters=used))
+
+
+@pytest.mark.parametrize("kind", ["su", "yarn"])
+def test_the_first_releases_of_phi_3_had_other_names_for_longrope(kind: str) -> None:
+    named = {key: value for key, value in LONG.items() if key != "rope_type"} | {"type": kind}
+
+    assert config_of(content("Phi3", rope_scaling=named)) == config_of(content("Phi3", rope_scaling=LONG))
