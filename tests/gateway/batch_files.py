@@ -8,7 +8,8 @@ from typing import Any, Final
 
 import openai
 from openai.types import Batch
-from support.waiting import LIMIT, wait_until
+from support.own_service import LIMIT
+from support.waiting import wait_until
 
 from gateway.gateway_process import Gateway
 
