@@ -1,12 +1,14 @@
-"""docs/http.md: its snippets run as they stand, and /docs describes the bodies that are taken."""
+"""docs/http.md and docs/http-batches.md: their snippets run, and /docs describes the bodies that are taken."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from minilab_gateway.completion_routes import HTTP_FIELDS
@@ -15,11 +17,12 @@ from minilab_gateway.schemas import body_schema
 from gateway.gateway_process import Gateway
 from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, Route
 
-DOCUMENT = (Path(__file__).parent.parent.parent / "docs" / "http.md").read_text(encoding="utf-8")
+DOCUMENTS = Path(__file__).parent.parent.parent / "docs"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT, re.DOTALL | re.MULTILINE)
+def blocks(language: str, document: str = "http.md") -> list[str]:
+    text = (DOCUMENTS / document).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def run(gateway: Gateway, *command: str, **variables: str) -> str:
@@ -46,6 +49,28 @@ def test_the_curl_snippets_run(gateway: Gateway) -> None:
     assert printed.endswith("data: [DONE]\n\n")
     (name, *_) = re.findall(r'"id":"(cmpl-\w+)"', printed)
     assert run(gateway, "bash", "-ec", resume, ID=name).startswith("id: 13\ndata: {")
+
+
+def test_the_snippets_about_batches_run(gateway: Gateway, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (python,), (curl,) = blocks("python", "http-batches.md"), blocks("sh", "http-batches.md")
+
+    printed = run(gateway, sys.executable, "-W", "error", "-c", python)
+    assert printed.startswith("completed ")
+    assert {json.loads(line)["custom_id"] for line in printed.splitlines() if line.startswith("{")} == {"a", "b"}
+    uploaded, listed = json_objects(run(gateway, "bash", "-ec", curl))
+    assert uploaded["purpose"] == "batch"
+    assert [batch["status"] for batch in listed["data"]] == ["completed"]
+
+
+def json_objects(text: str) -> list[Any]:
+    """The JSON values that stand one behind another."""
+    found, rest = [], text
+    while rest:
+        value, end = json.JSONDecoder().raw_decode(rest)
+        found.append(value)
+        rest = rest[end:].lstrip()
+    return found
 
 
 @pytest.mark.parametrize("route", [COMPLETIONS, CHAT_COMPLETIONS], ids=lambda route: route.url)
