@@ -1,6 +1,6 @@
 """What the HTTP interface costs: the same jobs through a gateway and straight through Redis, in one run.
 
-``python benchmarks/gateway.py``
+``python benchmarks/http_overhead.py``
 
 The first token of a job that comes alone, and tokens per second of many streams that are read at once. Both ways share
 one Redis and one worker; in each round one follows the other, every other round in reverse order. Then so many streams
@@ -146,7 +146,7 @@ class Bench:
 def main(folder: Path, threads: int, rounds: int, streams: int, silent: int, json_file: Path | None) -> None:
     """Measure what streams cost that are read over HTTP, against those that are read from Redis.
 
-    Example: python benchmarks/gateway.py --rounds 3
+    Example: python benchmarks/http_overhead.py --rounds 3
     """
     model = load_model(folder, threads)
     _allow_files(2 * silent + 256)
@@ -172,7 +172,7 @@ def main(folder: Path, threads: int, rounds: int, streams: int, silent: int, jso
     if memory is not None:
         click.echo(f"With {silent} silent streams open, the gateway held {memory:.0f} MB at most.")
     click.echo(f"Times are p50 / p99. {threads} threads, {server}, {rounds} rounds, greedy.")
-    content = {"benchmark": "gateway", "threads": threads, "rounds": rounds, "redis": server, "silent_mb": memory}
+    content = {"benchmark": "http_overhead", "threads": threads, "rounds": rounds, "redis": server, "silent_mb": memory}
     write_json(json_file, content | facts(folder, model) | _to_json(one, together, streams))
 
 
