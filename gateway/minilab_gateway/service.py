@@ -67,6 +67,8 @@ class Wish:
     usage: bool
     digest: str
     """Of the whole body."""
+    response: list[Any] | None = None
+    """For the note of a response."""
 
 
 class Service:
@@ -135,7 +137,7 @@ class Service:
         """Put the jobs of a request into the queue, or find those that its first try put there."""
         settings = self._settings
         name = _name_of(wish)
-        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo)
+        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo, wish.response)
         submission = Submission(
             model=model.card.name,
             job_id=name,
