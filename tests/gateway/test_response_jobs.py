@@ -12,8 +12,6 @@ import httpx2 as httpx
 import openai
 import pytest
 import redis
-from minilab_gateway.errors import ApiError
-from minilab_gateway.response_notes import note_on
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
 from rq.job import Job
@@ -26,15 +24,11 @@ from gateway.gateway_process import Gateway, stream_of
 from gateway.test_access import bearer, write_keys
 from gateway.test_http_failures import by_hand, end_job
 from gateway.test_response_streams import LONG, events_in
-from gateway.test_responses import ask, expected_reply
-from minilab_gen.openai.bodies import AskedRequest
-from minilab_gen.openai.response_bodies import AskedResponse
-from minilab_gen.openai.response_items import Item
+from gateway.test_responses import ask
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.jobs import queue_of
 from minilab_gen.protocol.streams import end_of, publish, stream_length
-from minilab_gen.request import GenerationRequest
 
 __all__ = ["by_hand"]
 
@@ -194,53 +188,7 @@ def test_a_response_is_hidden_while_a_worker_may_still_write_to_it(
     assert server.exists(keys.cancel_flag(job_id))
 
 
-# conversations
-
-
-def test_a_conversation_goes_on_after_restarts_and_after_earlier_responses_are_gone(
-    start_gateway: StartGateway, server: redis.Redis, chat_served: ServedModel
-) -> None:
-    with served_chats(server, chat_served):
-        one, two = start_gateway(), start_gateway()
-        first = ask(one, input="un", max_output_tokens=3)
-        second = ask(two, input="deux", max_output_tokens=3, previous_response_id=first.id)
-        one.client().responses.delete(first.id)
-        one.kill()
-        third = ask(two, input="trois", max_output_tokens=3, previous_response_id=second.id)
-        expire(server, second.id)
-        two.kill()
-        fourth = ask(start_gateway(), input="quatre", max_output_tokens=3, previous_response_id=third.id)
-
-    replies = [first.output_text, second.output_text, third.output_text]
-    said = [
-        pair
-        for text, reply in zip(["un", "deux", "trois"], replies, strict=True)
-        for pair in (("user", text), ("assistant", reply))
-    ]
-    assert fourth.output_text == expected_reply(chat_served, *said, ("user", "quatre"), tokens=3)
-
-
-@pytest.mark.parametrize(
-    ("reason", "error"),
-    [
-        (None, (409, "previous_response_in_progress")),
-        ("error", (400, "previous_response_not_completed")),
-        ("cancelled", (400, "previous_response_not_completed")),
-    ],
-)
-def test_no_conversation_goes_on_from_half_an_answer(
-    shared_gateway: Gateway, server: redis.Redis, by_hand: Callable[[], str], reason: Any, error: tuple[int, str]
-) -> None:
-    with shared_gateway.http() as http:
-        name = http.post("/v1/responses", json=BACKGROUND).json()["id"]
-        job_id = by_hand()
-        publish(server, [(job_id, TokenEvent(1, 5, "a"))], running_ttl=60)
-        if reason is not None:
-            end_job(server, job_id, EndEvent(reason, 1, 2))
-        refused = http.post("/v1/responses", json={**LONG, "previous_response_id": name})
-
-    assert error_of(refused) == error
-    assert refused.json()["error"]["param"] == "previous_response_id"
+# what is found
 
 
 def test_an_expired_response_says_so(gateway: Gateway, server: redis.Redis) -> None:
@@ -274,16 +222,6 @@ def test_what_no_gateway_made_is_no_response(gateway: Gateway, server: redis.Red
         for name in (answer.id, answer.id.replace("cmpl-", "resp_"), damaged, "%00", "x" * 10_000, "resp_"):
             assert http.get(f"/v1/responses/{name}").status_code == 404
         assert http.get(f"/v1/completions/cmpl-{job_of(ask(gateway).id)}").status_code == 404
-
-
-def test_a_conversation_that_no_record_can_hold_is_refused() -> None:
-    request = AskedRequest(GenerationRequest((5,), max_new_tokens=1), 1, has_seed=True, echo=False)
-    fits, more = (AskedResponse(request, (Item("user", (size * "é",)),), {}) for size in (333_000, 334_000))
-
-    note_on(fits, is_background=False, is_stored=True, previous=None)
-    with pytest.raises(ApiError, match="at most 2000000 characters") as refused:
-        note_on(more, is_background=False, is_stored=True, previous=None)
-    assert (refused.value.status, refused.value.param) == (400, "input")
 
 
 @pytest.mark.parametrize("levels", [230, 240, 300, 900])
@@ -375,11 +313,3 @@ def test_a_full_queue_refuses_before_any_stream_begins(
             assert error_of(refused) == (429, "queue_full")
             assert int(refused.headers["retry-after"]) >= 1
         assert queue_of(server, keys.queue_name("base")).count == 1
-
-
-def test_the_job_of_a_response_is_a_job_like_any_other(gateway: Gateway, server: redis.Redis) -> None:
-    answer = ask(gateway, input="Phileas Fogg")
-
-    job = Job.fetch(job_of(answer.id), server, serializer="rq.serializers.JSONSerializer")
-    request = GenerationRequest.from_payload(job.args[0])
-    assert request.max_new_tokens == 8

@@ -11,18 +11,15 @@ from typing import Any, get_args
 import httpx2 as httpx
 import pytest
 import redis
-from minilab_worker.worker import Worker
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import TypeAdapter
-from support.engines import slow_engine
-from support.waiting import wait_until
 
 from gateway.conftest import StartGateway
 from gateway.gateway_process import Gateway, stream_of
 from gateway.test_http_failures import by_hand, end_job
 from gateway.test_responses import ASKED, ask, extras_in
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.streams import end_of, publish
+from minilab_gen.protocol.streams import publish
 
 __all__ = ["by_hand"]
 
@@ -294,42 +291,6 @@ def test_a_stream_whose_job_expires_under_it_says_so_without_an_id(
     assert not any(line.startswith("id: ") for line in rest[-4:])
 
 
-def test_a_client_that_goes_away_cancels_unless_it_said_that_the_response_stays(
-    slow_chat_gateway: Gateway, server: redis.Redis
-) -> None:
-    asked: list[tuple[str, dict[str, Any], dict[str, str]]] = [
-        ("cancelled", {}, {}),
-        ("cancelled", {"store": False}, {}),
-        ("length", {"store": True}, {}),
-        ("length", {"background": True}, {}),
-        ("length", {}, {"Idempotency-Key": "k"}),
-    ]
-    for reason, fields, headers in asked:
-        with slow_chat_gateway.http() as http:
-            with stream_of(http, "/v1/responses", {**LONG, **fields}, headers=headers) as lines:
-                seen = [next(lines) for _ in range(25)]
-            job_id = re.findall(r"resp_(\w+)", seen[2])[0]
-            wait_until(lambda job_id=job_id: end_of(server, job_id))  # type: ignore[misc]
-            end = end_of(server, job_id)
-            assert end is not None
-            assert (end.reason, end.tokens < 50) == (reason, reason == "cancelled"), (fields, headers)
-
-
-def test_a_plain_request_whose_client_goes_away_is_cancelled_and_found(
-    slow_chat_gateway: Gateway, server: redis.Redis
-) -> None:
-    def cancelled() -> list[str]:
-        return re.findall(r"completion (resp_\w+) is cancelled: its client went away", slow_chat_gateway.said)
-
-    before = cancelled()
-    with slow_chat_gateway.http() as http:
-        with pytest.raises(httpx.ReadTimeout):
-            http.post("/v1/responses", json=LONG, timeout=0.3)
-        wait_until(lambda: len(cancelled()) > len(before))
-        name = cancelled()[-1]
-        wait_until(lambda: http.get(f"/v1/responses/{name}").json()["status"] == "cancelled")
-
-
 def test_a_stream_says_that_nothing_may_hold_it_back(chat_gateway: Gateway) -> None:
     with chat_gateway.http() as http:
         answer = http.post("/v1/responses", json={**LONG, "stream": True}, headers={"Accept-Encoding": "gzip"})
@@ -337,33 +298,3 @@ def test_a_stream_says_that_nothing_may_hold_it_back(chat_gateway: Gateway) -> N
     assert answer.headers["content-type"].startswith("text/event-stream")
     assert answer.headers["cache-control"] == "no-cache, no-transform"
     assert "content-encoding" not in answer.headers
-
-
-@pytest.fixture
-def slow_worker(start_worker: Callable[..., Worker]) -> None:
-    start_worker(engine=slow_engine)
-
-
-@pytest.mark.usefixtures("slow_worker")
-def test_a_response_in_the_background_is_answered_at_once_and_runs_to_its_end(
-    shared_gateway: Gateway, server: redis.Redis
-) -> None:
-    body = {**LONG, "background": True, "max_output_tokens": 60}
-    seen: list[dict[str, Any]] = []
-    with shared_gateway.http() as http:
-        created = http.post("/v1/responses", json=body).json()
-        path = f"/v1/responses/{created['id']}"
-
-        def is_over() -> bool:
-            seen.append(http.get(path).json())
-            return seen[-1]["status"] not in ("queued", "in_progress")
-
-        wait_until(is_over)
-
-    assert created["status"] in ("queued", "in_progress")
-    assert (seen[-1]["status"], seen[-1]["usage"]["output_tokens"]) == ("incomplete", 60)
-    partial = [found["output"][0] for found in seen if found["status"] == "in_progress" and found["output"]]
-    assert partial
-    whole = seen[-1]["output"][0]["content"][0]["text"]
-    assert all(whole.startswith(item["content"][0]["text"]) for item in partial)
-    assert {item["status"] for item in partial} == {"in_progress"}

@@ -9,7 +9,6 @@ import pytest
 from minilab_worker.serving import ServedModel
 from openai.types.responses import (
     Response,
-    ResponseInputMessageItem,
     ResponseOutputMessage,
     ResponseOutputText,
 )
@@ -268,77 +267,3 @@ def test_a_seed_is_given_back_and_gives_the_same_again(chat_gateway: Gateway) ->
     again = ask(chat_gateway, temperature=1, top_p=0.9, extra_body={"seed": extra(first, "seed"), "ignore_eos": True})
 
     assert (again.output_text, again.top_p) == (first.output_text, 0.9)
-
-
-# conversations
-
-
-def test_a_conversation_goes_on_with_the_reply_between(chat_gateway: Gateway, chat_served: ServedModel) -> None:
-    first = ask(chat_gateway, input="un", instructions="Oui", max_output_tokens=3)
-
-    second = ask(chat_gateway, input="deux", previous_response_id=first.id, max_output_tokens=3)
-    third = ask(chat_gateway, input="trois", previous_response_id=second.id, max_output_tokens=3)
-
-    said = [("user", "un"), ("assistant", first.output_text), ("user", "deux")]
-    assert second.output_text == expected_reply(chat_served, *said, tokens=3)
-    said += [("assistant", second.output_text), ("user", "trois")]
-    assert third.output_text == expected_reply(chat_served, *said, tokens=3)
-    assert (third.previous_response_id, second.instructions) == (second.id, None)
-    assert second.usage is not None
-    assert second.usage.input_tokens == len(chat_served.tokenizer.encode(rendered(*said[:3]), bare=True))
-
-
-def test_the_output_of_a_response_is_an_input_of_the_next(chat_gateway: Gateway) -> None:
-    first = ask(chat_gateway, input="un", max_output_tokens=3)
-    given: list[Any] = [{"role": "user", "content": "un"}, *first.output, {"role": "user", "content": "deux"}]
-
-    by_hand = ask(chat_gateway, input=given, max_output_tokens=3)
-
-    chained = ask(chat_gateway, input="deux", previous_response_id=first.id, max_output_tokens=3)
-    assert by_hand.output_text == chained.output_text
-
-
-@pytest.mark.parametrize("name", ["resp_nobody", "../x", "x" * 10_000, "\x00", ""])
-def test_what_is_unknown_gives_no_conversation(chat_gateway: Gateway, name: str) -> None:
-    with pytest.raises(openai.BadRequestError) as refused:
-        ask(chat_gateway, previous_response_id=name)
-
-    assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
-
-
-def test_what_is_not_stored_is_not_found_and_gives_no_conversation(chat_gateway: Gateway) -> None:
-    answer = ask(chat_gateway, store=False)
-
-    with pytest.raises(openai.NotFoundError) as unknown:
-        chat_gateway.client().responses.retrieve(answer.id)
-    with pytest.raises(openai.BadRequestError) as refused:
-        ask(chat_gateway, previous_response_id=answer.id)
-    assert (unknown.value.code, refused.value.code) == ("response_not_found", "previous_response_not_found")
-
-
-def test_the_input_items_are_the_conversation_in_pages(chat_gateway: Gateway) -> None:
-    first = ask(chat_gateway, input="un", max_output_tokens=2)
-    second = ask(chat_gateway, input="deux", previous_response_id=first.id, max_output_tokens=2)
-    items = chat_gateway.client().responses.input_items
-
-    page = items.list(second.id, order="asc", limit=2)
-    whole: list[Any] = list(items.list(second.id, limit=1))
-
-    texts = [item.content[0].text for item in whole]
-    assert texts == ["deux", first.output_text, "un"]
-    assert [item.id for item in page.data] == [whole[2].id, whole[1].id]
-    assert (page.data[1].id, page.has_next_page()) == (first.output[0].id, True)
-    assert isinstance(page.data[0], ResponseInputMessageItem)
-    assert extras_in(whole) == set()
-    assert [item.id for item in items.list(first.id)] == [whole[2].id]
-
-
-@pytest.mark.parametrize(
-    "query", [{"order": "x"}, {"limit": "0"}, {"limit": "101"}, {"limit": "x"}, {"after": "nobody"}], ids=str
-)
-def test_a_page_that_cannot_be_is_refused(chat_gateway: Gateway, query: dict[str, str]) -> None:
-    answer = ask(chat_gateway, max_output_tokens=1)
-    with chat_gateway.http() as http:
-        refused = http.get(f"/v1/responses/{answer.id}/input_items", params=query)
-
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, next(iter(query)))
