@@ -21,6 +21,8 @@ from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.other_routes import health_router, model_router, token_router
 from minilab_gateway.page import page_router
+from minilab_gateway.response_jobs import ResponseJobs
+from minilab_gateway.response_routes import ResponseRoutes
 from minilab_gateway.service import Service
 from minilab_gateway.settings import GatewaySettings
 from minilab_gateway.stream_hub import StreamHub
@@ -55,6 +57,8 @@ def make_app(
     )
     answers = Answers(service, hub, metrics, is_closing)
     app.include_router(CompletionRoutes(service, answers, limits, settings).router())
+    jobs = ResponseJobs(connection, service)
+    app.include_router(ResponseRoutes(service, jobs, answers, limits, settings).router())
     app.include_router(model_router(service))
     app.include_router(token_router(service))
     app.include_router(health_router(service, hub, metrics))
@@ -68,7 +72,7 @@ def make_app(
     return CORSMiddleware(  # outermost, so that a page may read errors, too
         doors,
         allow_origins=settings.cors_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Last-Event-ID", settings.idempotency_header, REQUEST_ID],
         expose_headers=["Retry-After", REQUEST_ID],
     )

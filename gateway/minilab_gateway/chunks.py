@@ -24,9 +24,11 @@ _OTHER_BREAKS: Final = "\x85\u2028\u2029"
 """Unicode's line breaks, at which Python's own ``splitlines`` and so httpx's ``iter_lines`` end a line."""
 
 
-def event(data: dict[str, Any], event_id: str | None = None) -> bytes:
+def event(data: dict[str, Any], event_id: str | None = None, name: str | None = None) -> bytes:
     """One server-sent event. JSON has no line breaks of its own, but for what only some readers take for one."""
     head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
+    if name is not None:
+        head = b"event: " + name.encode() + b"\n" + head
     content = encoded(data)
     for letter in _OTHER_BREAKS:
         if letter.encode() in content:
@@ -93,6 +95,10 @@ class Chunks:
         for choice in self._choices:
             choice.number += 1
         return event(chunk, self._position()) + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        """What ends a stream that failed."""
+        return error_event(error)
 
     def _is_all_seen(self) -> bool:
         return all(choice.seen > choice.number for choice in self._choices)

@@ -13,7 +13,7 @@ from minilab_gen.protocol.groups import jobs_named
 from minilab_gen.protocol.jobs import fetch, model_of, request_of
 from minilab_gen.text.tokenizer import Tokenizer
 
-PREFIXES: Final[dict[RouteName, str]] = {"chat": "chatcmpl-", "text": "cmpl-"}
+PREFIXES: Final[dict[RouteName, str]] = {"chat": "chatcmpl-", "text": "cmpl-", "response": "resp_"}
 """What OpenAI's ids begin with. Behind it stands the id of the job, or of the group of jobs."""
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from rq.job import Job
 
 from minilab_gen.protocol.submission import notes_of
 
-RouteName = Literal["chat", "text"]
+RouteName = Literal["chat", "text", "response"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,12 @@ class Note:
     echo: bool = False
     """Whether the text of an answer begins with the prompt."""
 
+    response: list[Any] | None = None
+    """What a response says besides; see :mod:`minilab_gateway.response_notes`."""
+
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in given.items() if name != "response" or value is not None}
 
 
 def note_of(job: Job, route: RouteName) -> Note:

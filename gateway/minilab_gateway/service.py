@@ -27,7 +27,7 @@ from minilab_gateway.errors import ApiError
 from minilab_gateway.notes import Note, RouteName
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
-from minilab_gen.errors import DuplicateJobError, MiniLabError, UnknownModelError
+from minilab_gen.errors import DuplicateJobError, MiniLabError, RequestError, UnknownModelError
 from minilab_gen.openai.bodies import AskedRequest, Route
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, all_cards, read_card, read_tokenizer
@@ -50,6 +50,9 @@ _TOKENIZERS: Final = 8
 _LOOK_SECONDS: Final = 0.2
 """Between looks for a worker that may come."""
 
+_ROOM: Final = 16
+"""Levels of JSON, of the 254 that can be written, that are left for answers in which a part of a body is given back."""
+
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
 
@@ -67,6 +70,8 @@ class Wish:
     usage: bool
     digest: str
     """Of the whole body."""
+    response: list[Any] | None = None
+    """For the note of a response."""
 
 
 class Service:
@@ -135,7 +140,7 @@ class Service:
         """Put the jobs of a request into the queue, or find those that its first try put there."""
         settings = self._settings
         name = _name_of(wish)
-        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo)
+        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo, wish.response)
         submission = Submission(
             model=model.card.name,
             job_id=name,
@@ -202,8 +207,14 @@ class Service:
 
 
 def digest_of(body: Mapping[str, Any]) -> str:
-    """Equal bodies have equal digests, in whatever order their fields are."""
-    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    """Equal bodies have equal digests, in whatever order their fields are. Raises RequestError for too many levels."""
+    held: Any = body
+    for _ in range(_ROOM):
+        held = [held]
+    try:
+        return hashlib.sha256(orjson.dumps(held, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    except orjson.JSONEncodeError as error:
+        raise RequestError(f"a body must have fewer levels of objects and lists: {error}") from None
 
 
 def _name_of(wish: Wish) -> str:

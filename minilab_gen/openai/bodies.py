@@ -108,7 +108,7 @@ class AskedRequest:
 
 def read_body(route: Route, body: Mapping[str, Any], model: AskedModel) -> Asked:
     """What a body asks for. Raises RequestError for what would not be done."""
-    _refuse_what_we_lack(route, body)
+    refuse_what_we_lack(route, body)
     given = with_form(body)
     if any(_is_same(given.get("top_k"), all_tokens) for all_tokens in _ALL_TOKENS):
         del given["top_k"]
@@ -155,7 +155,8 @@ def in_their_words(refusal: RequestError) -> RequestError:
     return RequestError(text)
 
 
-def _refuse_what_we_lack(route: Route, body: Mapping[str, Any]) -> None:
+def refuse_what_we_lack(route: Route, body: Mapping[str, Any]) -> None:
+    """Raise RequestError for a field that would change the answer and is not offered."""
     for name, value in body.items():
         if name in route.fields or name in route.ignored:
             continue

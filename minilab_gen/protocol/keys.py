@@ -41,6 +41,9 @@ FINGERPRINT_FIELD: Final = "minilab_fingerprint"
 LEFT_FIELD: Final = "minilab_left_at"
 """The same: since when, in the server's Unix time, workers of other fingerprints have left it to one of that."""
 
+HIDDEN_FIELD: Final = "minilab_hidden"
+"""The same: there where the job was deleted for whoever asks for it by its id."""
+
 LONGEST_JOB_ID: Final = 128
 """Characters: an id becomes part of keys."""
 

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import redis
 from minilab_worker.worker import Worker
+from rq.job import Job
 from support.redis_users import CLIENT, Urls, denials
+from support.waiting import wait_until
 
 from gateway.conftest import StartGateway
 
@@ -26,7 +28,17 @@ def test_a_gateway_works_as_the_clients_user(
         assert "".join(own) == plain.choices[index].text
     with gateway.http() as http:
         again = http.get(f"/v1/completions/{plain.id}").json()
+        body = {"model": "base", "input": "Phileas", "max_output_tokens": 4, "background": True}
+        made = http.post("/v1/responses", json=body).json()
+        path = f"/v1/responses/{made['id']}"
+        stream = http.get(path, params={"stream": "true"}).text
+        cancelled = http.post(f"{path}/cancel").json()
+        deleted = http.delete(path).json()
+        gone = http.get(path)
     assert [choice["text"] for choice in again["choices"]] == [choice.text for choice in plain.choices]
+    assert "response.output_text.done" in stream
+    assert (cancelled["usage"]["output_tokens"], deleted["deleted"], gone.status_code) == (4, True, 404)
+    wait_until(lambda: not server.exists(Job.key_for(made["id"].removeprefix("resp_"))))
     assert set(denials(server)) <= {(CLIENT, "client|id")}
     assert PASSWORD not in gateway.said
 

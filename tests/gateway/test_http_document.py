@@ -14,6 +14,7 @@ from minilab_gateway.schemas import body_schema
 
 from gateway.gateway_process import Gateway
 from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, Route
+from minilab_gen.openai.response_bodies import RESPONSES
 
 DOCUMENT = (Path(__file__).parent.parent.parent / "docs" / "http.md").read_text(encoding="utf-8")
 
@@ -48,7 +49,7 @@ def test_the_curl_snippets_run(gateway: Gateway) -> None:
     assert run(gateway, "bash", "-ec", resume, ID=name).startswith("id: 13\ndata: {")
 
 
-@pytest.mark.parametrize("route", [COMPLETIONS, CHAT_COMPLETIONS], ids=lambda route: route.url)
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT_COMPLETIONS, RESPONSES], ids=lambda route: route.url)
 def test_docs_describe_each_field_that_is_taken_and_no_other(shared_gateway: Gateway, route: Route) -> None:
     with shared_gateway.http() as http:
         described = http.get("/openapi.json").json()["paths"][route.url]["post"]["requestBody"]
