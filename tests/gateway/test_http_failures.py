@@ -198,6 +198,22 @@ def test_a_silent_stream_sends_comments_that_clients_do_not_see(
     assert [chunk.choices[0].finish_reason for chunk in stream] == ["length"]
 
 
+def test_all_lines_of_a_stream_end_alike_so_that_it_can_be_split_at_empty_ones(
+    start_gateway: StartGateway, server: redis.Redis, by_hand: Callable[[], str]
+) -> None:
+    gateway = start_gateway("--ping", "0.1")
+    raw = b""
+    with gateway.http() as http, http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        job_id = by_hand()
+        pieces = response.iter_raw()
+        raw += next(pieces)
+        end_job(server, job_id, EndEvent("length", 0, 2))
+        raw += b"".join(pieces)
+
+    assert raw.startswith(b": \n\n")
+    assert b"\r" not in raw
+
+
 def test_each_token_arrives_alone_as_it_comes(
     shared_gateway: Gateway, start_worker: Callable[..., Worker], server: redis.Redis
 ) -> None:
