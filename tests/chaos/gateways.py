@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Final, Self
 
+import httpx2 as httpx
+
 from chaos.fleet import START_LIMIT
 from chaos.process import OwnProcess
 
@@ -34,6 +36,14 @@ class GatewayProcess(OwnProcess):
     def is_serving(self) -> bool:
         return self.address is not None
 
+    @property
+    def answers(self) -> bool:
+        """Whether it listens, which it does a moment after it has said where."""
+        try:
+            return self.address is not None and httpx.get(f"{self.address}/health").status_code == 200
+        except httpx.TransportError:
+            return False
+
 
 class Gateways:
     """All gateway processes of a run."""
@@ -59,7 +69,7 @@ class Gateways:
         """One more, ready to answer."""
         gateway = self.start(*options)
         give_up = time.monotonic() + START_LIMIT
-        while not gateway.is_serving:
+        while not gateway.answers:
             assert gateway.exit_code is None, f"a gateway ended as it started:\n{gateway.said}"
             assert time.monotonic() < give_up, f"a gateway must serve within {START_LIMIT:.0f} s:\n{gateway.said}"
             time.sleep(0.02)
