@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -253,3 +253,31 @@ def test_a_gateway_that_may_not_wait_leaves_the_jobs_to_be_gone_on_with(
         found = http.get(f"/v1/completions/{job_id}").json()
     assert found["usage"]["completion_tokens"] == 20
     assert fetch(server, job_id).get_status().value == "finished"
+
+
+def test_a_gateway_that_may_not_wait_tells_plain_requests_to_come_again(
+    start_gateway: StartGateway, start_worker: Callable[..., Worker], server: redis.Redis
+) -> None:
+    start_worker(engine=very_slow_engine)
+    gateway = start_gateway("--grace", "0")
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        with gateway.http() as http:
+            answers.append(http.post("/v1/completions", json=LONG, headers={"Idempotency-Key": "k"}))
+
+    with gateway.http() as http, stream_of(http, "/v1/completions", LONG) as lines:
+        first = next(lines)
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_until(lambda: gateway.figure("minilab_gateway_readers") == 2)
+        gateway.process.terminate()
+        with suppress(httpx.RemoteProtocolError):
+            assert "data: [DONE]" not in list(lines)
+    asking.join()
+
+    assert first
+    assert error_of(answers[0]) == (503, "shutting_down")
+    assert int(answers[0].headers["retry-after"]) >= 1
+    assert gateway.process.wait(30) == 0
+    assert "Traceback" not in gateway.said
