@@ -47,6 +47,17 @@ def key_of(scope: Scope) -> ApiKey:
     return key
 
 
+class Heads:
+    """Has HEAD answered as GET is, wherever that is; the server leaves the body out, as it knows what was asked."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
+
+
 class RequestLines:
     """Gives each request an id and a line of the log; what nobody foresaw becomes an error that tells nothing."""
 

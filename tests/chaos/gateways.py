@@ -94,6 +94,7 @@ class Gateways:
             if gateway.is_asleep:
                 gateway.wake()
             gateway.may_fail = gateway.may_fail or not gateway.is_serving
-            gateway.terminate()
+            if not gateway.is_leaving:  # Python's last moments know no handler: a second signal would end it there
+                gateway.terminate()
         for gateway in self.alive:
             gateway.wait()

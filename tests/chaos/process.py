@@ -22,6 +22,7 @@ class OwnProcess:
         self.is_asleep = False
         self.may_fail = False
         """Whether something was done to it after which it need not end well."""
+        self.is_leaving = False
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", module, *options],
@@ -65,6 +66,7 @@ class OwnProcess:
         self._process.send_signal(signal.SIGCONT)
 
     def terminate(self) -> None:
+        self.is_leaving = True
         self._process.terminate()
 
     def wait(self) -> int:
