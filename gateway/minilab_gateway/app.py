@@ -15,7 +15,7 @@ from starlette.types import ASGIApp
 from minilab_gateway.answers import Answers
 from minilab_gateway.api_keys import ApiKeys
 from minilab_gateway.completion_routes import CompletionRoutes
-from minilab_gateway.doors import REQUEST_ID, Access, BodyLimit, RequestLines
+from minilab_gateway.doors import REQUEST_ID, Access, BodyLimit, Heads, RequestLines
 from minilab_gateway.errors import ApiError, api_error, unforeseen
 from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
@@ -32,11 +32,11 @@ from minilab_gen.protocol.endings import settle
 from minilab_gen.version import VERSION
 
 
-def make_app(
-    settings: GatewaySettings, connection: redis.Redis, keys: ApiKeys | None, is_closing: Callable[[], bool]
-) -> ASGIApp:
-    """The whole app. It closes the connection at its end; ``is_closing`` tells whether that is near."""
-    service, metrics, limits = Service(connection, settings), Metrics(), Limits()
+def make_routes(
+    settings: GatewaySettings, connection: redis.Redis, metrics: Metrics, limits: Limits, is_closing: Callable[[], bool]
+) -> FastAPI:
+    """All routes, without what stands before them and asks for a key."""
+    service = Service(connection, settings)
     hub = StreamHub(connect_async(settings.redis_url), lambda job_id: settle(connection, job_id))
 
     @asynccontextmanager
@@ -66,9 +66,17 @@ def make_app(
     for kind in (ApiError, HTTPException, MiniLabError, redis.RedisError):
         app.add_exception_handler(kind, _told)
     app.add_exception_handler(Exception, _unforeseen)
-    doors: ASGIApp = BodyLimit(app, settings.max_body)
+    return app
+
+
+def make_app(
+    settings: GatewaySettings, connection: redis.Redis, keys: ApiKeys | None, is_closing: Callable[[], bool]
+) -> ASGIApp:
+    """The whole app. It closes the connection at its end; ``is_closing`` tells whether that is near."""
+    metrics, limits = Metrics(), Limits()
+    doors: ASGIApp = BodyLimit(make_routes(settings, connection, metrics, limits, is_closing), settings.max_body)
     doors = Access(doors, keys, limits, settings.root_path)
-    doors = RequestLines(doors, metrics)
+    doors = Heads(RequestLines(doors, metrics))
     return CORSMiddleware(  # outermost, so that a page may read errors, too
         doors,
         allow_origins=settings.cors_origins,

@@ -1,7 +1,8 @@
 """A completion's stream of server-sent events, made of the events of its jobs.
 
 Whatever process writes them, and whenever, the same tokens give the same bytes: each token has a chunk of its own, and
-the event's ``id`` is the number of the token in its answer, with several answers one number for each, between dots.
+the event's ``id`` is the number of the token in its answer, with several answers one number for each, between dots. The
+text that is left when an answer ends, its end, and the usage have the numbers behind.
 """
 
 from __future__ import annotations
@@ -45,6 +46,11 @@ def failure(end: EndEvent) -> ApiError:
     """What is said about a job that failed."""
     reason = end.error or "no reason was recorded"
     return ApiError(500, f"the job failed after {end.tokens} tokens: {reason}", code="job_failed")
+
+
+def last_number(end: EndEvent) -> int:
+    """The number of the event that tells why an answer ended: behind the text that was left, where there is some."""
+    return end.number + bool(end.text)
 
 
 @dataclass(slots=True)
@@ -114,12 +120,16 @@ class Chunks:
     def _of_end(self, choice: _Choice, end: EndEvent) -> bytes:
         if end.reason == "error":
             raise failure(end)
-        choice.number, choice.end = end.number, end
-        if end.number <= choice.seen:
-            return b""
+        choice.end = end
         rest = b""
-        if end.text:  # without an id: it is sent again with the end, until that has arrived
-            rest = event(self._chunk(choice, {"content": end.text} if self._is_chat else end.text, None, []))
+        if end.text:
+            choice.number = end.number
+            if end.number > choice.seen:
+                chunk = self._chunk(choice, {"content": end.text} if self._is_chat else end.text, None, [])
+                rest = event(chunk, self._position())
+        choice.number = last_number(end)
+        if choice.number <= choice.seen:
+            return b""
         last = self._chunk(choice, {} if self._is_chat else "", None, [])
         last["choices"][0].update(ending_of(end))
         return rest + event(last, self._position())

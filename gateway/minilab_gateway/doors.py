@@ -16,7 +16,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minilab_gateway.api_keys import NO_KEY, ApiKey, ApiKeys
-from minilab_gateway.errors import ApiError, api_error, unforeseen
+from minilab_gateway.errors import RETRY_SECONDS, ApiError, api_error, unforeseen
 from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.page import PATHS
@@ -34,11 +34,28 @@ BODY_SECONDS: Final = 60.0
 """In which a body must have come: the largest, over a slow line."""
 
 
+_SHUTTING_DOWN: Final = ApiError(
+    503, "the gateway is shutting down; try again, at another one", code="shutting_down", retry_after=RETRY_SECONDS
+)
+"""What is told where the time for open answers is over: then the server cancels their tasks, and nothing else does."""
+
+
 def key_of(scope: Scope) -> ApiKey:
     """The key with which a request came in."""
     key = scope["minilab.key"]
     assert isinstance(key, ApiKey)
     return key
+
+
+class Heads:
+    """Has HEAD answered as GET is, wherever that is; the server leaves the body out, as it knows what was asked."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        is_head = scope["type"] == "http" and scope["method"] == "HEAD"
+        await self._app({**scope, "method": "GET"} if is_head else scope, receive, send)
 
 
 class RequestLines:
@@ -65,8 +82,8 @@ class RequestLines:
 
         try:
             await self._app(scope, receive, send_with_id)
-        except Exception as error:  # noqa: BLE001 - the client is told, and the log
-            known = api_error(error)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the client is told, and the log
+            known = _SHUTTING_DOWN if isinstance(error, asyncio.CancelledError) else api_error(error)
             if known is None:
                 _log.exception("%s: a request failed", request_id)
                 known = unforeseen(request_id)

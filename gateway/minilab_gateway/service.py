@@ -22,6 +22,7 @@ import orjson
 import redis
 from redis.exceptions import RedisError
 
+from minilab_gateway.chunks import last_number
 from minilab_gateway.completion import Completion, Found, find
 from minilab_gateway.errors import ApiError
 from minilab_gateway.notes import Note, RouteName
@@ -192,7 +193,7 @@ class Service:
     def lengths(self, job_ids: Sequence[str]) -> list[int]:
         """The number of the last event that a client can have seen of each answer: after the end comes the usage."""
         found = [stream_length(self._connection, each) for each in job_ids]
-        return [tokens if end is None else end.number + 1 for tokens, end in found]
+        return [tokens if end is None else last_number(end) + 1 for tokens, end in found]
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:

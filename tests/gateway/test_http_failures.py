@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -198,6 +198,22 @@ def test_a_silent_stream_sends_comments_that_clients_do_not_see(
     assert [chunk.choices[0].finish_reason for chunk in stream] == ["length"]
 
 
+def test_all_lines_of_a_stream_end_alike_so_that_it_can_be_split_at_empty_ones(
+    start_gateway: StartGateway, server: redis.Redis, by_hand: Callable[[], str]
+) -> None:
+    gateway = start_gateway("--ping", "0.1")
+    raw = b""
+    with gateway.http() as http, http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        job_id = by_hand()
+        pieces = response.iter_raw()
+        raw += next(pieces)
+        end_job(server, job_id, EndEvent("length", 0, 2))
+        raw += b"".join(pieces)
+
+    assert raw.startswith(b": \n\n")
+    assert b"\r" not in raw
+
+
 def test_each_token_arrives_alone_as_it_comes(
     shared_gateway: Gateway, start_worker: Callable[..., Worker], server: redis.Redis
 ) -> None:
@@ -237,3 +253,31 @@ def test_a_gateway_that_may_not_wait_leaves_the_jobs_to_be_gone_on_with(
         found = http.get(f"/v1/completions/{job_id}").json()
     assert found["usage"]["completion_tokens"] == 20
     assert fetch(server, job_id).get_status().value == "finished"
+
+
+def test_a_gateway_that_may_not_wait_tells_plain_requests_to_come_again(
+    start_gateway: StartGateway, start_worker: Callable[..., Worker], server: redis.Redis
+) -> None:
+    start_worker(engine=very_slow_engine)
+    gateway = start_gateway("--grace", "0")
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        with gateway.http() as http:
+            answers.append(http.post("/v1/completions", json=LONG, headers={"Idempotency-Key": "k"}))
+
+    with gateway.http() as http, stream_of(http, "/v1/completions", LONG) as lines:
+        first = next(lines)
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_until(lambda: gateway.figure("minilab_gateway_readers") == 2)
+        gateway.process.terminate()
+        with suppress(httpx.RemoteProtocolError):
+            assert "data: [DONE]" not in list(lines)
+    asking.join()
+
+    assert first
+    assert error_of(answers[0]) == (503, "shutting_down")
+    assert int(answers[0].headers["retry-after"]) >= 1
+    assert gateway.process.wait(30) == 0
+    assert "Traceback" not in gateway.said
