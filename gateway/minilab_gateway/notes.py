@@ -27,9 +27,14 @@ class Note:
     """Whether the stream ends with a chunk of the usage."""
     echo: bool = False
     """Whether the text of an answer begins with the prompt."""
+    calls: dict[str, Any] | None = None
+    """How calls of tools in the answers are read, as :class:`CallReading` has it; None where they stay text."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        content = asdict(self)
+        if self.calls is None:
+            del content["calls"]  # gateways of earlier releases do not know it
+        return content
 
 
 def note_of(job: Job, route: RouteName) -> Note:

@@ -135,7 +135,8 @@ class Service:
         """Put the jobs of a request into the queue, or find those that its first try put there."""
         settings = self._settings
         name = _name_of(wish)
-        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo)
+        calls = None if asked.calls is None else asked.calls.to_json()
+        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo, calls)
         submission = Submission(
             model=model.card.name,
             job_id=name,
