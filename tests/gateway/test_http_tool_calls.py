@@ -173,7 +173,7 @@ def test_a_call_that_is_asked_for_is_valid(tools_gateway: Gateway, choice: Any, 
         (call,) = each.message.tool_calls
         assert isinstance(call, FunctionCall)
         assert call.function.name == "weather"
-        assert weather.model_validate_json(call.function.arguments)
+        assert weather.model_validate_json(call.function.arguments).city in ("Suez", "Aden")
         assert each.finish_reason == "tool_calls"
 
 

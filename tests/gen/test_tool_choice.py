@@ -119,8 +119,7 @@ def test_of_several_functions_each_has_its_own_arguments(texts: FormedTexts) -> 
 
 
 def test_one_function_is_named_in_the_prompt_whether_it_is_required_or_named() -> None:
-    one = {"tools": TOOLS[:1]}
-    required, named = asked(tool_choice="required", **one), asked(tool_choice=NAMED, **one)
+    required, named = (asked(tool_choice=choice, tools=TOOLS[:1]) for choice in ("required", NAMED))
 
     assert prompt_of(required) == prompt_of(named)
     assert prompt_of(named).endswith('assistant\n<tool_call>\n{"name": "weather", "arguments":')
@@ -141,7 +140,11 @@ def test_arguments_are_an_object_whatever_the_schema_says(texts: FormedTexts, pa
 
 
 def test_a_model_can_do_no_more_than_one_call_where_it_must_call_or_may_not_call_twice() -> None:
-    singles = [{"tool_choice": "required"}, {"tool_choice": NAMED}, {"parallel_tool_calls": False}]
+    singles: list[dict[str, Any]] = [
+        {"tool_choice": "required"},
+        {"tool_choice": NAMED},
+        {"parallel_tool_calls": False},
+    ]
     for fields in singles:
         calls = asked(**fields).calls
         assert calls is not None
