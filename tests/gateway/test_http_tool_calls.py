@@ -93,6 +93,16 @@ def test_an_answer_that_is_cut_off_within_a_call_keeps_it_as_content(tools_gatew
     assert functions(answer) == []
 
 
+def test_an_answer_that_is_cut_off_behind_a_call_has_that_call_and_says_so(tools_gateway: Gateway) -> None:
+    usage = tools_gateway.chat(**asked(TWICE)).usage
+    assert usage is not None
+
+    answer = tools_gateway.chat(**asked(TWICE, max_tokens=usage.completion_tokens - 30))
+
+    assert functions(answer) == [("weather", SUEZ)]
+    assert answer.choices[0].finish_reason == "length"
+
+
 @pytest.mark.parametrize("text", ANSWERS)
 def test_a_stream_that_openais_client_joins_is_the_whole_answer(tools_gateway: Gateway, text: str) -> None:
     whole = tools_gateway.chat(**asked(text)).choices[0]
@@ -139,7 +149,7 @@ def test_a_stream_goes_on_behind_any_event_with_the_same_bytes(tools_gateway: Ga
         raw = http.post("/v1/chat/completions", json=body_of(text, stream=True, n=n, store=True)).text
         whole = events_in(raw)
         name = whole[0][1]["id"]
-        for number, (event_id, _) in enumerate(whole):
+        for number, (event_id, _) in list(enumerate(whole))[:: 1 if n == 1 else 11]:  # two answers take long
             if event_id is None:
                 continue
             params = {"stream": "true", "starting_after": event_id}
