@@ -78,6 +78,7 @@ def _call(members: Mapping[str, str], names: Collection[str]) -> ToolCall:
         arguments = json.loads(arguments)
     if not is_arguments(arguments):
         raise ValueError("arguments that are no object")
+    arguments.encode()  # JSON in a text may spell half a character, which no answer can hold
     return ToolCall(name, arguments)
 
 

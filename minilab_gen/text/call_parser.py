@@ -17,6 +17,9 @@ from minilab_gen.text.call_json import JsonEnd, ToolCall, calls_in, is_arguments
 Piece = str | ToolCall
 """Content, or a call."""
 
+_PIECE: Final = 256
+"""Characters that are looked at together, so that what is held back stays short."""
+
 _BARE: Final = re.compile(r"[\s;]*")
 
 
@@ -42,9 +45,10 @@ class CallParser:
 
     def push(self, text: str) -> list[Piece]:
         """What has been decided now that the answer goes on with ``text``."""
-        self._held += text
-        while self._held and self._goes_on():
-            pass
+        for start in range(0, len(text), _PIECE):
+            self._held += text[start : start + _PIECE]
+            while self._held and self._goes_on():
+                pass
         return self._taken()
 
     def mark(self, mark: str) -> list[Piece]:

@@ -57,6 +57,11 @@ class CallReader:
         """Marks that have come, and where they stand in the text, which stop texts may hold back."""
         self._decoded = self._shown = 0
 
+    @property
+    def has_marks(self) -> bool:
+        """Whether ids say what the text does not."""
+        return bool(self._marks)
+
     def push(self, token_id: int, text: str) -> list[Piece]:
         """What has been decided with this token, and the text that became printable with it."""
         if self._decoder is None:
@@ -99,7 +104,8 @@ def read_answer(
 ) -> tuple[str | None, list[ToolCall]]:
     """Content and calls of a whole answer; None for no content beside calls."""
     reader = CallReader(reading, prompt, tokenizer)
-    pieces = [piece for token_id in ids for piece in reader.push(token_id, "")] + reader.flush(text)
+    marked = ids if reader.has_marks else ()
+    pieces = [piece for token_id in marked for piece in reader.push(token_id, "")] + reader.flush(text)
     calls = [piece for piece in pieces if isinstance(piece, ToolCall)]
     content = "".join(piece for piece in pieces if isinstance(piece, str))
     return content if content or not calls else None, calls

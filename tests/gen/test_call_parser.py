@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 
 import pytest
 from support.call_templates import TEMPLATES
@@ -64,6 +65,7 @@ TEXTS: list[tuple[str, str]] = [
     ("hermes", '<tool_call>{"name": "time", "arguments": {"x": NaN}}</tool_call>'),
     ("hermes", '<tool_call>{"name": "time", "arguments": {}, "parameters": {}}</tool_call>'),
     ("hermes", '<tool_call>{name: "time"}</tool_call>'),
+    ("hermes", '<tool_call>{"name": "time", "arguments": "{\\"x\\": \\"\\ud800\\"}"}</tool_call>'),
     ("hermes", '<tool_call>{"name": "time",}</tool_call>'),
     ("hermes", '<tool_call>{"name": "time"]</tool_call>'),
     ("hermes", '<tool_call>{"name": ["time"], "arguments": {}}</tool_call>'),
@@ -118,7 +120,7 @@ def test_what_is_no_call_stays_content_to_the_letter(name: str, text: str) -> No
 @pytest.mark.parametrize("seed", range(20))
 def test_however_a_text_is_cut_into_pieces_the_same_comes_of_it(seed: int) -> None:
     generator = random.Random(seed)
-    for name, text in [(name, text) for name, text, _ in CALLS] + TEXTS:
+    for name, text in [("hermes", f"{'a ' * 300}{LOOKED * 5}"), *((name, text) for name, text, _ in CALLS), *TEXTS]:
         assert read(name, cut(text, generator)) == read(name, [text]), text
         if len(text) < 1000:
             assert read(name, list(text)) == read(name, [text]), text
@@ -223,3 +225,24 @@ def value_of(generator: random.Random, depth: int) -> object:
         inner = [value_of(generator, depth - 1) for _ in range(generator.randrange(4))]
         return inner if generator.random() < 0.5 else {f"{text}{index}": each for index, each in enumerate(inner)}
     return generator.choice([text, None, True, generator.randrange(-99, 99), 1.5])
+
+
+def test_a_mark_that_is_a_special_token_goes_on_behind_a_call_without_its_closing_one() -> None:
+    parser = CallParser(CALL_FORMATS[0], NAMES)
+
+    assert parser.push('<tool_call>{"name": "time"}\n') == [NOW]
+    assert parser.mark("<tool_call>") == []
+    assert parser.push('{"name": "time"}') == [NOW]
+    assert parser.mark("</tool_call>") == []
+    assert parser.push("Done") == ["Done"]
+
+
+def test_marks_in_a_long_text_take_no_longer_than_in_a_short_one() -> None:
+    parser = CallParser(CALL_FORMATS[2], NAMES)
+    text = "<tool_call>x" * 30_000
+
+    began = time.process_time()
+    pieces = [*parser.push(text), *parser.flush()]
+
+    assert time.process_time() - began < 5  # a second, where each mark costs the same, else minutes
+    assert "".join(map(str, pieces)) == text
