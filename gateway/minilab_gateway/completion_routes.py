@@ -194,6 +194,13 @@ class CompletionRoutes:
         return numbers
 
 
+class _Comment(ServerSentEvent):
+    """A comment, without an empty line behind it: after an event with an id OpenAI's client takes that for another."""
+
+    def encode(self) -> bytes:
+        return b":\n"
+
+
 class _Stream(EventSourceResponse):
     """A stream whose end is noticed however it comes, also where not even its headers could be sent."""
 
@@ -203,7 +210,7 @@ class _Stream(EventSourceResponse):
             headers=_STREAM_HEADERS,
             ping=ping,
             sep="\n",
-            ping_message_factory=lambda: ServerSentEvent(comment=""),
+            ping_message_factory=_Comment,
         )
         self._pieces, self._at_end = pieces, at_end
 
@@ -213,10 +220,6 @@ class _Stream(EventSourceResponse):
         finally:
             self._at_end()
             await self._pieces.aclose()
-
-
-def _ping() -> ServerSentEvent:
-    return ServerSentEvent(comment="", sep="\n")
 
 
 def _read(wish: Wish, model: AskedModel) -> AskedRequest:

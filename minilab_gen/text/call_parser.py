@@ -57,8 +57,6 @@ class CallParser:
             if mark in self._format.closers:
                 return []
             self._give_up()
-        if self._state == "after":
-            self._go_on()
         if mark in self._format.openers:
             self._open(len(self._held), "")
         return self._taken()
