@@ -105,6 +105,7 @@ class Answers:
             completion.prompt,
             completion.tokenizer,
             note.echo,
+            completion.calls,
         )
         return completion_object(heading, [_answer(result, note.created, fingerprint) for result in ended])
 

@@ -16,6 +16,8 @@ from minilab_gateway.errors import ApiError
 from minilab_gateway.json_bytes import encoded
 from minilab_gen.openai.objects import ending_of, usage_of
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
+from minilab_gen.text.call_parser import Piece
+from minilab_gen.text.call_reader import CallReader, call_object
 from minilab_gen.text.openai_logprobs import of_chat, of_completion
 from minilab_gen.text.stream_decoder import StreamDecoder
 
@@ -48,9 +50,9 @@ def failure(end: EndEvent) -> ApiError:
     return ApiError(500, f"the job failed after {end.tokens} tokens: {reason}", code="job_failed")
 
 
-def last_number(end: EndEvent) -> int:
-    """The number of the event that tells why an answer ended: behind the text that was left, where there is some."""
-    return end.number + bool(end.text)
+def last_number(end: EndEvent, completion: Completion) -> int:
+    """The number of the event that tells why an answer ended: behind what was left, where that may be something."""
+    return end.number + (bool(end.text) or completion.calls is not None)
 
 
 @dataclass(slots=True)
@@ -65,6 +67,10 @@ class _Choice:
     decoder: StreamDecoder | None = None
     offset: int = 0
     """Where the next token begins in the text; counted where logprobs want to know it."""
+    reader: CallReader | None = None
+    """Of calls of tools, where they are read."""
+    called: int = 0
+    """Calls so far."""
 
 
 class Chunks:
@@ -77,12 +83,16 @@ class Chunks:
         self._begins = seen is None
         numbers = seen or [0] * len(completion.job_ids)
         self._choices = [_Choice(index, number) for index, number in enumerate(numbers)]
+        if (reading := completion.calls) is not None:
+            for choice in self._choices:
+                choice.reader = CallReader(reading, completion.prompt, completion.tokenizer)
 
     def first(self) -> bytes:
         """What is known before any token: whose words follow."""
         if not (self._is_chat and self._begins):
             return b""
-        roles = [self._chunk(choice, {"role": "assistant", "content": ""}, None, None) for choice in self._choices]
+        content = "" if self._completion.calls is None else None  # as in the whole answer, if there is none
+        roles = [self._chunk(choice, {"role": "assistant", "content": content}, None, None) for choice in self._choices]
         return b"".join([*map(event, roles[:-1]), event(roles[-1], self._position())])
 
     def of_events(self, index: int, events: Iterable[Event]) -> bytes:
@@ -112,26 +122,42 @@ class Chunks:
     def _of_token(self, choice: _Choice, token: TokenEvent) -> bytes:
         choice.number = token.number
         logprobs = self._logprobs(choice, token)
+        pieces = [token.text] if choice.reader is None else choice.reader.push(token.token_id, token.text)
+        content = self._content(choice, pieces)
         if token.number <= choice.seen:
             return b""
-        content = {"content": token.text} if self._is_chat else token.text
         return event(self._chunk(choice, content, logprobs, [token.token_id]), self._position())
+
+    def _content(self, choice: _Choice, pieces: Sequence[Piece]) -> Any:
+        """What stands in a chunk: text, and calls whole."""
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        if not self._is_chat:
+            return text
+        if choice.reader is None:
+            return {"content": text}
+        calls = []
+        for piece in pieces:
+            if not isinstance(piece, str):
+                call = call_object(piece, self._completion.public_id, choice.index, choice.called)
+                calls.append({"index": choice.called, **call})
+                choice.called += 1
+        return {**({"content": text} if text else {}), **({"tool_calls": calls} if calls else {})}
 
     def _of_end(self, choice: _Choice, end: EndEvent) -> bytes:
         if end.reason == "error":
             raise failure(end)
         choice.end = end
         rest = b""
-        if end.text:
-            choice.number = end.number
+        left: Sequence[Piece] = [end.text] if choice.reader is None else choice.reader.flush(end.text)
+        if any(left):
+            choice.number, content = end.number, self._content(choice, left)
             if end.number > choice.seen:
-                chunk = self._chunk(choice, {"content": end.text} if self._is_chat else end.text, None, [])
-                rest = event(chunk, self._position())
-        choice.number = last_number(end)
+                rest = event(self._chunk(choice, content, None, []), self._position())
+        choice.number = last_number(end, self._completion)
         if choice.number <= choice.seen:
             return b""
         last = self._chunk(choice, {} if self._is_chat else "", None, [])
-        last["choices"][0].update(ending_of(end))
+        last["choices"][0].update(ending_of(end, has_calls=choice.called > 0))
         return rest + event(last, self._position())
 
     def _logprobs(self, choice: _Choice, token: TokenEvent) -> dict[str, Any] | None:

@@ -11,6 +11,7 @@ from minilab_gateway.notes import Note, RouteName, note_of
 from minilab_gen.errors import RequestError, UnknownJobError
 from minilab_gen.protocol.groups import jobs_named
 from minilab_gen.protocol.jobs import fetch, model_of, request_of
+from minilab_gen.text.call_reader import CallReading
 from minilab_gen.text.tokenizer import Tokenizer
 
 PREFIXES: Final[dict[RouteName, str]] = {"chat": "chatcmpl-", "text": "cmpl-", "response": "resp_"}
@@ -51,6 +52,11 @@ class Completion:
     @property
     def note(self) -> Note:
         return self.found.note
+
+    @property
+    def calls(self) -> CallReading | None:
+        """How calls of tools in the answers are read; None where they stay text."""
+        return CallReading.of(self.note.calls)
 
     @property
     def public_id(self) -> str:

@@ -185,7 +185,7 @@ class CompletionRoutes:
             raise ApiError(
                 400, f"starting_after must be the id of an event, {rule}, got {shown(given)}", param=STARTING_AFTER
             )
-        lengths = await self._service.run(self._service.lengths, completion.job_ids)
+        lengths = await self._service.run(self._service.lengths, completion)
         if any(number > last for number, last in zip(numbers, lengths, strict=True)):
             there = ".".join(map(str, lengths))
             raise ApiError(400, f"starting_after must be at most {there} by now, got {given}", param=STARTING_AFTER)

@@ -27,13 +27,14 @@ class Note:
     """Whether the stream ends with a chunk of the usage."""
     echo: bool = False
     """Whether the text of an answer begins with the prompt."""
-
+    calls: dict[str, Any] | None = None
+    """How calls of tools in the answers are read, as :class:`CallReading` has it; None where they stay text."""
     response: list[Any] | None = None
     """What a response says besides; see :mod:`minilab_gateway.response_notes`."""
 
     def to_json(self) -> dict[str, Any]:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in given.items() if name != "response" or value is not None}
+        return {name: value for name, value in given.items() if value is not None}  # that earlier gateways do not know
 
 
 def note_of(job: Job, route: RouteName) -> Note:

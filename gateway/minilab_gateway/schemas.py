@@ -19,6 +19,11 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
     "prompt": {"anyOf": [_TEXT, _IDS], "description": "A text, or token ids."},
     "messages": {"type": "array", "items": _OBJECT, "description": "Objects with role and content."},
     "tools": {"type": "array", "items": _OBJECT, "description": "Handed to the model's chat template."},
+    "tool_choice": {"anyOf": [_TEXT, _OBJECT], "description": "auto, none, required, or a function by its name."},
+    "parallel_tool_calls": {
+        **_TRUTH,
+        "description": "Whether an answer may have several calls; false: one.",
+    },
     "chat_template_kwargs": {**_OBJECT, "description": "Variables of the chat template, such as enable_thinking."},
     "n": {**_INTEGER, "minimum": 1, "description": "Answers to the one prompt."},
     "max_tokens": {**_INTEGER, "description": "New tokens at most."},

@@ -141,7 +141,10 @@ class Service:
         """Put the jobs of a request into the queue, or find those that its first try put there."""
         settings = self._settings
         name = _name_of(wish)
-        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo, wish.response)
+        calls = None if asked.calls is None else asked.calls.to_json()
+        note = Note(
+            wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo, calls, response=wish.response
+        )
         submission = Submission(
             model=model.card.name,
             job_id=name,
@@ -190,10 +193,10 @@ class Service:
         """The answers of jobs, and the fingerprint of the model that gave them."""
         return [result(self._connection, each) for each in job_ids], fingerprint_of(self._connection, job_ids[0])
 
-    def lengths(self, job_ids: Sequence[str]) -> list[int]:
+    def lengths(self, completion: Completion) -> list[int]:
         """The number of the last event that a client can have seen of each answer: after the end comes the usage."""
-        found = [stream_length(self._connection, each) for each in job_ids]
-        return [tokens if end is None else last_number(end) + 1 for tokens, end in found]
+        found = [stream_length(self._connection, each) for each in completion.job_ids]
+        return [tokens if end is None else last_number(end, completion) + 1 for tokens, end in found]
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:

@@ -32,8 +32,8 @@ _SHORT_BLOCK_MS: Final = 50
 """Milliseconds of a wait that nothing can end early: what a new reader then waits at most."""
 
 _REST: Final = 2
-"""Times as long as handing tokens over took does the next read wait: what comes meanwhile goes out in one piece, and the
-processors are left to whoever makes tokens. A lone stream is not held up, many are for a few milliseconds."""
+"""Times as long as handing tokens over took does the next read wait: what comes meanwhile goes out in one piece, and
+the processors are left to whoever makes tokens. A lone stream is not held up, many are for a few milliseconds."""
 
 _SHORTEST_REST: Final = 0.001
 """Seconds: an event loop cannot wait less."""

@@ -77,6 +77,7 @@ def test_both_names_of_the_limit_are_taken(chat_gateway: Gateway, limits: dict[s
         ({"max_completion_tokens": 0, "max_tokens": None}, "max_completion_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
         ({"modalities": ["audio"]}, None),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"messages": []}, None),
