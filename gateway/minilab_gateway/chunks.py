@@ -89,7 +89,7 @@ class Chunks:
         if not self._completion.note.usage or self._is_all_seen():
             return DONE
         ends = [choice.end for choice in self._choices if choice.end is not None]
-        chunk = {**self._head(), "choices": [], "usage": usage_of(ends)}
+        chunk = {**self._head(), "choices": [], "usage": usage_of(ends, len(self._completion.prompts))}
         for choice in self._choices:
             choice.number += 1
         return event(chunk, self._position()) + DONE
@@ -125,7 +125,8 @@ class Chunks:
         if self._is_chat:
             return of_chat(ids, listed, tokenizer)
         if choice.decoder is None:
-            choice.decoder = tokenizer.decoder(self._completion.prompt)
+            prompts = self._completion.prompts
+            choice.decoder = tokenizer.decoder(prompts[choice.index * len(prompts) // len(self._choices)])
         offset = choice.offset
         choice.offset += len(choice.decoder.push(token.token_id))
         return of_completion(ids, listed, [offset], tokenizer)

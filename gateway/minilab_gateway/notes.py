@@ -27,6 +27,8 @@ class Note:
     """Whether the stream ends with a chunk of the usage."""
     echo: bool = False
     """Whether the text of an answer begins with the prompt."""
+    prompts: int = 1
+    """How many there are: the first share of the jobs answers the first one, and so on."""
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)

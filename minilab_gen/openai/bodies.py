@@ -169,8 +169,16 @@ def _refuse_what_we_lack(route: Route, body: Mapping[str, Any]) -> None:
         raise RequestError(f"max_tokens must be what max_completion_tokens is, got {shown(older)} and {shown(newer)}")
 
 
-def _prompt(body: Mapping[str, Any], model: AskedModel) -> tuple[int, ...]:
+def prompts_of(body: Mapping[str, Any]) -> list[object]:
+    """The prompts in the body of a completion, unchecked: a text or a list of ids is one, a list of either is several."""
     prompt = body.get("prompt")
+    is_list_of_prompts = isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt)
+    return list(prompt) if is_list_of_prompts and isinstance(prompt, list) else [prompt]
+
+
+def _prompt(body: Mapping[str, Any], model: AskedModel) -> tuple[int, ...]:
+    found = prompts_of(body)
+    prompt = found[0] if len(found) == 1 else body.get("prompt")
     if isinstance(prompt, list) and not any(isinstance(part, str | list) for part in prompt):
         return tuple(prompt)
     if not isinstance(prompt, str):
