@@ -74,10 +74,28 @@ CHAT_COMPLETIONS: Final = Route(
     ("messages", *EXTRAS, "n", "top_logprobs", *VLLM_FORMS),
     {
         **_OFF,
+        "audio": (),
+        "function_call": ("auto", "none"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+        "prediction": (),
+        "reasoning_effort": ("none",),
+        "service_tier": ("auto", "default"),
         "tool_choice": ("auto",),
+        "verbosity": (),
+        "web_search_options": (),
         "parallel_tool_calls": (True,),
     },
-    ("user", "metadata", "store"),
+    (
+        "user",
+        "metadata",
+        "store",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+    ),
 )
 
 
