@@ -226,11 +226,12 @@ def _prompts(wish: Wish) -> list[object]:
 def _read(wish: Wish, model: AskedModel) -> list[AskedRequest]:
     """What a body asks for, for each of its prompts. Raises ApiError, with the field that it is about."""
     prompts = _prompts(wish)
+    if len(prompts) > 1 and (count := _count_of(wish)) > MAX_ANSWERS:
+        rule = f"prompt must ask for at most {MAX_ANSWERS} answers, prompts times n"
+        raise ApiError(400, f"{rule}, got {count}", param="prompt")
     try:
         if len(prompts) == 1:
             return [read_request(wish.route, wish.body, model)]
-        if (count := _count_of(wish)) > MAX_ANSWERS:
-            raise RequestError(f"prompt must ask for at most {MAX_ANSWERS} answers, got {count} (prompts times n)")
         return [read_request(wish.route, {**wish.body, "prompt": prompt}, model) for prompt in prompts]
     except RequestError as error:
         message = str(error)

@@ -56,7 +56,7 @@ def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) ->
 
 
 def _tokenizer_settings(context_length: int, has_end: bool) -> dict[str, Any]:
-    """What transformers' tokenizer is told; a program that scores whole texts puts the token that begins them before."""
+    """What transformers' tokenizer is told: programs that score whole texts put the token before that begins one."""
     roles = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT} if has_end else {}
     return {"tokenizer_class": "PreTrainedTokenizerFast", **roles, "model_max_length": context_length}
 

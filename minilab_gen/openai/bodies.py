@@ -188,7 +188,7 @@ def _refuse_what_we_lack(route: Route, body: Mapping[str, Any]) -> None:
 
 
 def prompts_of(body: Mapping[str, Any]) -> list[object]:
-    """The prompts in the body of a completion, unchecked: a text or a list of ids is one, a list of either is several."""
+    """The prompts in the body of a completion, unchecked: a text or a list of ids is one, a list of them is several."""
     prompt = body.get("prompt")
     is_list_of_prompts = isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt)
     return list(prompt) if is_list_of_prompts and isinstance(prompt, list) else [prompt]

@@ -221,7 +221,7 @@ def test_parameters_that_change_nothing_are_accepted(gateway: Gateway) -> None:
         ({"temperature": -1}, "temperature", "temperature must be"),
         ({"n": 0}, "n", "n must be a whole number from 1 to 64, got 0"),
         ({"prompt": ["a", 5]}, "prompt", "prompt must be one text"),
-        ({"prompt": ["a"] * 33, "n": 2}, "prompt", "prompt must ask for at most 64 answers, got 66"),
+        ({"prompt": ["a"] * 33, "n": 2}, "prompt", "prompt must ask for at most 64 answers, prompts times n, got 66"),
         ({"prompt": ""}, "prompt", "prompt must hold"),
         ({"prompt": [5] * 64}, "prompt", "prompt must hold 1 to 63 ids, got 64"),
         ({"stream": "yes"}, "stream", "stream must be true or false"),

@@ -156,7 +156,14 @@ def test_a_run_leaves_a_checkpoint_its_record_and_its_curve(corpus: Corpus, tmp_
 
     run = trained(SETTINGS, corpus, folder)
 
-    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training.json", "training.png"}
+    names = {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "training.json",
+        "training.png",
+    }
     assert {file.name for file in folder.iterdir()} == names
     assert same_weights(read_model(folder), run.model)
     assert get_tokenizer(folder).to_json() == run.tokenizer.to_json()

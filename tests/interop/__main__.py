@@ -63,11 +63,13 @@ def main(environments: Path, parts: Sequence[str]) -> None:
 
 
 def _ask_gateway(tools: Sequence[str], environments: Path) -> None:
-    with tempfile.TemporaryDirectory(prefix="mli-") as name, openai_service(Path(name)) as service:
-        # Two at a time: while one is installed or imports, another one asks.
-        with ThreadPoolExecutor(2) as threads:
-            for done in [threads.submit(_ask_with, tool, service, environments) for tool in tools]:
-                done.result()
+    with (
+        tempfile.TemporaryDirectory(prefix="mli-") as name,
+        openai_service(Path(name)) as service,
+        ThreadPoolExecutor(2) as threads,  # while one is installed or imports, another one asks
+    ):
+        for done in [threads.submit(_ask_with, tool, service, environments) for tool in tools]:
+            done.result()
 
 
 def _ask_with(tool: str, service: OpenAIService, environments: Path) -> None:

@@ -1,4 +1,4 @@
-"""lm-evaluation-harness on our own small tasks: its numbers are those that transformers computes for the same folder."""
+"""lm-evaluation-harness on small tasks of ours: its numbers are those that transformers computes for the folder."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from gateway.gateway_process import Gateway
 from support.own_service import LIMIT
 from support.waiting import wait_until
 
-from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 from minilab_gen.protocol.cards import all_cards
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT
 
 CHAT_MODEL: Final = "SmolLM2-135M-Instruct"
 """The name that the pages use; here it is the base model's, which has the markers of chats."""

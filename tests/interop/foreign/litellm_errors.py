@@ -35,10 +35,7 @@ refused = raised(temperature=-1)
 assert isinstance(refused, litellm.BadRequestError), refused
 assert "temperature must be" in str(refused), refused
 
-for _ in range(200):
-    limited = raised()
-    if limited is not None:
-        break
+limited = next(filter(None, (raised() for _ in range(200))))
 assert isinstance(limited, litellm.RateLimitError), limited
 assert limited.status_code == 429
 assert raised(max_retries=None, num_retries=3) is None
