@@ -102,7 +102,7 @@ class Answers:
             note.created,
             completion.model,
             ended[0].seed,
-            completion.prompt,
+            completion.prompts,
             completion.tokenizer,
             note.echo,
             completion.calls,

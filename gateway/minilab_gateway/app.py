@@ -81,7 +81,7 @@ def make_app(
         doors,
         allow_origins=settings.cors_origins,
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["Authorization", "Content-Type", "Last-Event-ID", settings.idempotency_header, REQUEST_ID],
+        allow_headers=["*"],  # OpenAI's JavaScript package tells of itself in a dozen of its own
         expose_headers=["Retry-After", REQUEST_ID],
     )
 

@@ -85,7 +85,7 @@ class Chunks:
         self._choices = [_Choice(index, number) for index, number in enumerate(numbers)]
         if (reading := completion.calls) is not None:
             for choice in self._choices:
-                choice.reader = CallReader(reading, completion.prompt, completion.tokenizer)
+                choice.reader = CallReader(reading, completion.prompt_of(choice.index), completion.tokenizer)
 
     def first(self) -> bytes:
         """What is known before any token: whose words follow."""
@@ -107,7 +107,7 @@ class Chunks:
         if not self._completion.note.usage or self._is_all_seen():
             return DONE
         ends = [choice.end for choice in self._choices if choice.end is not None]
-        chunk = {**self._head(), "choices": [], "usage": usage_of(ends)}
+        chunk = {**self._head(), "choices": [], "usage": usage_of(ends, len(self._completion.prompts))}
         for choice in self._choices:
             choice.number += 1
         return event(chunk, self._position()) + DONE
@@ -167,7 +167,7 @@ class Chunks:
         if self._is_chat:
             return of_chat(ids, listed, tokenizer)
         if choice.decoder is None:
-            choice.decoder = tokenizer.decoder(self._completion.prompt)
+            choice.decoder = tokenizer.decoder(self._completion.prompt_of(choice.index))
         offset = choice.offset
         choice.offset += len(choice.decoder.push(token.token_id))
         return of_completion(ids, listed, [offset], tokenizer)

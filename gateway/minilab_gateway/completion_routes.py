@@ -32,8 +32,8 @@ from minilab_gateway.service import Service, Wish, digest_of
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError, UnknownModelError
-from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, AskedRequest, Route, read_request
-from minilab_gen.request import shown
+from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, AskedRequest, Route, prompts_of, read_request
+from minilab_gen.request import MAX_ANSWERS, shown
 
 _ROUTES: Final[dict[RouteName, Route]] = {"chat": CHAT_COMPLETIONS, "text": COMPLETIONS}
 
@@ -117,7 +117,7 @@ class CompletionRoutes:
         asked_body = {field: value for field, value in body.items() if field not in HTTP_FIELDS}
         wish = Wish(_ROUTES[name], name, asked_body, owner.name, retry_key, usage, digest_of(body))
         completion = await self._service.run(self._service.find_first_try, wish)
-        hold = self._limits.hold(owner, len(completion.job_ids) if completion is not None else _count_of(body))
+        hold = self._limits.hold(owner, len(completion.job_ids) if completion is not None else _count_of(wish))
         try:
             if completion is None:
                 completion = await self._submit(request, wish)
@@ -192,10 +192,20 @@ class CompletionRoutes:
         return numbers
 
 
-def _read(wish: Wish, model: AskedModel) -> AskedRequest:
-    """What a body asks for. Raises ApiError, with the field that it is about."""
+def _prompts(wish: Wish) -> list[object]:
+    return prompts_of(wish.body) if wish.name == "text" else [None]
+
+
+def _read(wish: Wish, model: AskedModel) -> list[AskedRequest]:
+    """What a body asks for, for each of its prompts. Raises ApiError, with the field that it is about."""
+    prompts = _prompts(wish)
+    if len(prompts) > 1 and (count := _count_of(wish)) > MAX_ANSWERS:
+        rule = f"prompt must ask for at most {MAX_ANSWERS} answers, prompts times n"
+        raise ApiError(400, f"{rule}, got {count}", param="prompt")
     try:
-        return read_request(wish.route, wish.body, model)
+        if len(prompts) == 1:
+            return [read_request(wish.route, wish.body, model)]
+        return [read_request(wish.route, {**wish.body, "prompt": prompt}, model) for prompt in prompts]
     except RequestError as error:
         message = str(error)
         if wish.body.get("max_completion_tokens") is not None and wish.body.get("max_tokens") is None:
@@ -221,7 +231,7 @@ def _http_fields(body: dict[str, Any]) -> tuple[bool, bool, bool]:
     return streams, bool(options.get("include_usage")), bool(body.get("store"))
 
 
-def _count_of(body: dict[str, Any]) -> int:
+def _count_of(wish: Wish) -> int:
     """Jobs that a body asks for, before it is checked."""
-    n = body.get("n")
-    return n if type(n) is int and n > 0 else 1
+    n = wish.body.get("n")
+    return len(_prompts(wish)) * (n if type(n) is int and n > 0 else 1)

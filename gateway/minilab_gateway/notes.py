@@ -31,6 +31,8 @@ class Note:
     """How calls of tools in the answers are read, as :class:`CallReading` has it; None where they stay text."""
     response: list[Any] | None = None
     """What a response says besides; see :mod:`minilab_gateway.response_notes`."""
+    prompts: int = 1
+    """How many there are: the first share of the jobs answers the first one, and so on."""
 
     def to_json(self) -> dict[str, Any]:
         given = {field.name: getattr(self, field.name) for field in fields(self)}

@@ -133,7 +133,7 @@ class ResponseRoutes:
         earlier = await self._service.run(self._jobs.earlier, previous, wish.owner)
         wish, read = await self._service.run(_read, wish, wanted, earlier, model)
         await self._service.wait_for_worker(model.card.name)
-        return await self._service.run(self._service.submit, wish, read.asked, model)
+        return await self._service.run(self._service.submit, wish, [read.asked], model)
 
     async def _get(self, request: Request, response_id: str) -> HttpResponse:
         response = await self._found(request, response_id)

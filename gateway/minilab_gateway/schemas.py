@@ -16,7 +16,10 @@ _IDS: Final = {"type": "array", "items": _INTEGER}
 
 FIELDS: Final[dict[str, dict[str, Any]]] = {
     "model": {**_TEXT, "description": "One of those that GET /v1/models lists."},
-    "prompt": {"anyOf": [_TEXT, _IDS], "description": "A text, or token ids."},
+    "prompt": {
+        "anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}}],
+        "description": "A text, or token ids; in a list of them, each is answered.",
+    },
     "messages": {"type": "array", "items": _OBJECT, "description": "Objects with role and content."},
     "tools": {"type": "array", "items": _OBJECT, "description": "Handed to the model's chat template."},
     "tool_choice": {"anyOf": [_TEXT, _OBJECT], "description": "auto, none, required, or a function by its name."},
@@ -25,7 +28,7 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
         "description": "Whether an answer may have several calls; false: one.",
     },
     "chat_template_kwargs": {**_OBJECT, "description": "Variables of the chat template, such as enable_thinking."},
-    "n": {**_INTEGER, "minimum": 1, "description": "Answers to the one prompt."},
+    "n": {**_INTEGER, "minimum": 1, "description": "Answers to each prompt."},
     "max_tokens": {**_INTEGER, "description": "New tokens at most."},
     "max_completion_tokens": {**_INTEGER, "description": "The newer name of max_tokens."},
     "temperature": {**_NUMBER, "minimum": 0, "description": "By default 1; 0 is greedy."},

@@ -137,13 +137,24 @@ class Service:
                 )
             await asyncio.sleep(min(_LOOK_SECONDS, left))
 
-    def submit(self, wish: Wish, asked: AskedRequest, model: AskedModel) -> Completion:
-        """Put the jobs of a request into the queue, or find those that its first try put there."""
+    def submit(self, wish: Wish, asked: Sequence[AskedRequest], model: AskedModel) -> Completion:
+        """Put the jobs of a request into the queue, or find those that its first try put there.
+
+        ``asked`` has one for each prompt, which differ in nothing else.
+        """
         settings = self._settings
         name = _name_of(wish)
-        calls = None if asked.calls is None else asked.calls.to_json()
+        calls = None if asked[0].calls is None else asked[0].calls.to_json()
         note = Note(
-            wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo, calls, response=wish.response
+            wish.name,
+            wish.owner,
+            int(time.time()),
+            wish.digest,
+            usage=wish.usage,
+            echo=asked[0].echo,
+            calls=calls,
+            response=wish.response,
+            prompts=len(asked),
         )
         submission = Submission(
             model=model.card.name,
@@ -152,15 +163,18 @@ class Service:
             max_queued=settings.max_queued,
             notes={"gateway": note.to_json()},
         )
-        request = asked.request if asked.has_seed else asked.request.with_seed(draw_seed())
+        seed = draw_seed()  # for all prompts, as one that is named would be
+        requests = [each.request if each.has_seed else each.request.with_seed(seed) for each in asked]
         try:
-            enqueue_answers(self._connection, requests_of(request, asked.n), submission)
+            jobs = [job for request in requests for job in requests_of(request, asked[0].n)]
+            enqueue_answers(self._connection, jobs, submission)
         except DuplicateJobError:
             if wish.idempotency_key is None:
                 raise
             return self._first_try(wish, name)
-        job_ids = tuple(job_ids_of(name, asked.n))
-        return Completion(Found(name, job_ids, model.card.name, request.prompt, note), model.tokenizer)
+        prompts = tuple(request.prompt for request in requests)
+        found = Found(name, tuple(job_ids_of(name, len(jobs))), model.card.name, prompts, note)
+        return Completion(found, model.tokenizer)
 
     def find_first_try(self, wish: Wish) -> Completion | None:
         """The completion that an earlier request with the same Idempotency-Key has made. Raises ApiError."""

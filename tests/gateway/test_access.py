@@ -264,7 +264,7 @@ def test_a_key_has_its_limits(start_gateway: StartGateway, start_worker: Callabl
 def test_a_page_of_an_allowed_origin_may_ask_and_read_errors(locked: Gateway) -> None:
     page = {"Origin": "https://page.example"}
     asks = {"Access-Control-Request-Method": "POST"}
-    asks["Access-Control-Request-Headers"] = "authorization,content-type,last-event-id,idempotency-key"
+    asks["Access-Control-Request-Headers"] = "authorization,content-type,last-event-id,x-stainless-retry-count"
     with locked.http() as http:
         preflight = http.options("/v1/chat/completions", headers={**page, **asks})
         refused = http.post("/v1/chat/completions", json={}, headers=page)

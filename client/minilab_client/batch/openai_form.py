@@ -36,7 +36,7 @@ def answer(given: Sequence[tuple[Line, str, Answer]], model: AskedModel) -> dict
     object_id = f"{'chatcmpl' if chats else 'cmpl'}-{line.digest}"
     created = int(max(answer.recorded_at for answer in answers))
     prompt, name = line.request.prompt, model.card.name
-    heading = Heading(object_id, chats, created, name, line.seed, prompt, model.tokenizer, line.echo, line.calls)
+    heading = Heading(object_id, chats, created, name, line.seed, [prompt], model.tokenizer, line.echo, line.calls)
     body = completion_object(heading, answers)
     return {
         "id": f"batch_req_{line.digest}",
