@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 
@@ -14,6 +15,12 @@ from starlette.types import ASGIApp
 
 from minilab_gateway.answers import Answers
 from minilab_gateway.api_keys import ApiKeys
+from minilab_gateway.batches.batch_routes import BatchRoutes
+from minilab_gateway.batches.batch_store import BatchStore
+from minilab_gateway.batches.driver import Driver
+from minilab_gateway.batches.file_routes import file_router
+from minilab_gateway.batches.file_store import FileStore
+from minilab_gateway.batches.upload import AROUND_A_FILE
 from minilab_gateway.completion_routes import CompletionRoutes
 from minilab_gateway.doors import REQUEST_ID, Access, BodyLimit, Heads, RequestLines
 from minilab_gateway.errors import ApiError, api_error, unforeseen
@@ -39,12 +46,16 @@ def make_routes(
     service = Service(connection, settings)
     hub = StreamHub(connect_async(settings.redis_url), lambda job_id: settle(connection, job_id))
 
+    driver = Driver(connection, service.model, settings, metrics)
+
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.enter_context(closing(service))
             await stack.enter_async_context(aclosing(hub.connection))
             await stack.enter_async_context(hub)
+            driver.start()
+            stack.push_async_callback(asyncio.to_thread, driver.stop)
             yield
 
     app = FastAPI(
@@ -55,6 +66,9 @@ def make_routes(
         root_path=settings.root_path,
         redoc_url=None,
     )
+    files, batches = FileStore(connection), BatchStore(connection)
+    app.include_router(file_router(service, files, batches, settings.max_file))
+    app.include_router(BatchRoutes(service, files, batches, settings.batch_window, driver.wake).router())
     answers = Answers(service, hub, metrics, is_closing)
     app.include_router(CompletionRoutes(service, answers, limits, settings).router())
     jobs = ResponseJobs(connection, service)
@@ -74,7 +88,8 @@ def make_app(
 ) -> ASGIApp:
     """The whole app. It closes the connection at its end; ``is_closing`` tells whether that is near."""
     metrics, limits = Metrics(), Limits()
-    doors: ASGIApp = BodyLimit(make_routes(settings, connection, metrics, limits, is_closing), settings.max_body)
+    routes = make_routes(settings, connection, metrics, limits, is_closing)
+    doors: ASGIApp = BodyLimit(routes, settings.max_body, settings.max_file + AROUND_A_FILE, settings.root_path)
     doors = Access(doors, keys, limits, settings.root_path)
     doors = Heads(RequestLines(doors, metrics))
     return CORSMiddleware(  # outermost, so that a page may read errors, too

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -207,10 +207,15 @@ def _read(wish: Wish, model: AskedModel) -> list[AskedRequest]:
             return [read_request(wish.route, wish.body, model)]
         return [read_request(wish.route, {**wish.body, "prompt": prompt}, model) for prompt in prompts]
     except RequestError as error:
-        message = str(error)
-        if wish.body.get("max_completion_tokens") is not None and wish.body.get("max_tokens") is None:
-            message = re.sub(r"\bmax_tokens\b", "max_completion_tokens", message)
-        raise refused(message, {*wish.body, *wish.route.fields}) from error
+        raise refusal_of(error, wish.route, wish.body) from error
+
+
+def refusal_of(error: RequestError, route: Route, body: Mapping[str, Any]) -> ApiError:
+    """What is told about a body that is refused, with the field that it is about."""
+    message = str(error)
+    if body.get("max_completion_tokens") is not None and body.get("max_tokens") is None:
+        message = re.sub(r"\bmax_tokens\b", "max_completion_tokens", message)
+    return refused(message, {*body, *route.fields})
 
 
 def _http_fields(body: dict[str, Any]) -> tuple[bool, bool, bool]:

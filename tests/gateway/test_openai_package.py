@@ -198,6 +198,7 @@ def test_a_retry_comes_when_there_is_a_worker_again(
         answer = asking.result()
 
     assert (away.value.status_code, away.value.code) == (503, "no_worker")
+    assert answer.usage is not None
     assert answer.usage.completion_tokens == 2
 
 
