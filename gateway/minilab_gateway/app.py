@@ -17,7 +17,7 @@ from minilab_gateway.api_keys import ApiKeys
 from minilab_gateway.completion_routes import CompletionRoutes
 from minilab_gateway.doors import REQUEST_ID, Access, BodyLimit, RequestLines
 from minilab_gateway.errors import ApiError, api_error, unforeseen
-from minilab_gateway.limits import Limits
+from minilab_gateway.limits import HEADERS, Allowance, Limits
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.other_routes import health_router, model_router, token_router
 from minilab_gateway.page import page_router
@@ -34,7 +34,7 @@ def make_app(
     settings: GatewaySettings, connection: redis.Redis, keys: ApiKeys | None, is_closing: Callable[[], bool]
 ) -> ASGIApp:
     """The whole app. It closes the connection at its end; ``is_closing`` tells whether that is near."""
-    service, metrics, limits = Service(connection, settings), Metrics(), Limits()
+    service, metrics, limits = Service(connection, settings), Metrics(), Limits(connection)
     hub = StreamHub(connect_async(settings.redis_url), lambda job_id: settle(connection, job_id))
 
     @asynccontextmanager
@@ -54,7 +54,7 @@ def make_app(
         redoc_url=None,
     )
     answers = Answers(service, hub, metrics, is_closing)
-    app.include_router(CompletionRoutes(service, answers, limits, settings).router())
+    app.include_router(CompletionRoutes(service, answers, settings).router())
     app.include_router(model_router(service))
     app.include_router(token_router(service))
     app.include_router(health_router(service, hub, metrics))
@@ -63,14 +63,14 @@ def make_app(
         app.add_exception_handler(kind, _told)
     app.add_exception_handler(Exception, _unforeseen)
     doors: ASGIApp = BodyLimit(app, settings.max_body)
-    doors = Access(doors, keys, limits, settings.root_path)
+    doors = Access(doors, keys, lambda key: Allowance(key, limits), service.run, settings.root_path)
     doors = RequestLines(doors, metrics)
     return CORSMiddleware(  # outermost, so that a page may read errors, too
         doors,
         allow_origins=settings.cors_origins,
         allow_methods=["GET", "POST"],
         allow_headers=["Authorization", "Content-Type", "Last-Event-ID", settings.idempotency_header, REQUEST_ID],
-        expose_headers=["Retry-After", REQUEST_ID],
+        expose_headers=["Retry-After", REQUEST_ID, *HEADERS],
     )
 
 

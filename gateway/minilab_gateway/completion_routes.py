@@ -15,10 +15,9 @@ from starlette.types import Receive, Scope, Send
 from minilab_gateway import schemas
 from minilab_gateway.answers import Answers, Delivery
 from minilab_gateway.completion import Completion
-from minilab_gateway.doors import key_of
+from minilab_gateway.doors import allowance_of, key_of
 from minilab_gateway.errors import ApiError, unknown_completion
 from minilab_gateway.json_bytes import encoded, parsed_object
-from minilab_gateway.limits import Limits
 from minilab_gateway.notes import RouteName
 from minilab_gateway.service import Service, Wish, digest_of
 from minilab_gateway.settings import GatewaySettings
@@ -46,8 +45,8 @@ _STREAM_HEADERS: Final = {"Cache-Control": "no-cache, no-transform"}
 class CompletionRoutes:
     """What the routes share, and the routes."""
 
-    def __init__(self, service: Service, answers: Answers, limits: Limits, settings: GatewaySettings) -> None:
-        self._service, self._answers, self._limits, self._settings = service, answers, limits, settings
+    def __init__(self, service: Service, answers: Answers, settings: GatewaySettings) -> None:
+        self._service, self._answers, self._settings = service, answers, settings
 
     def router(self) -> APIRouter:
         router = APIRouter()
@@ -111,23 +110,19 @@ class CompletionRoutes:
         began = time.perf_counter()
         body = parsed_object(await request.body())
         streams, usage, stays = _http_fields(body)
-        owner, idempotency_key = key_of(request.scope), self._idempotency_key(request)
+        owner, idempotency_key = key_of(request.scope).name, self._idempotency_key(request)
         if streams and body.get("echo"):
             raise ApiError(400, "echo goes with stream false", param="echo")
         asked_body = {field: value for field, value in body.items() if field not in HTTP_FIELDS}
-        wish = Wish(_ROUTES[name], name, asked_body, owner.name, idempotency_key, usage, digest_of(body))
+        digest, allowance = digest_of(body), allowance_of(request.scope)
+        wish = Wish(_ROUTES[name], name, asked_body, owner, idempotency_key, usage, digest, allowance)
         completion = await self._service.run(self._service.find_first_try, wish)
-        hold = self._limits.hold(owner, len(completion.job_ids) if completion is not None else _count_of(body))
-        try:
-            if completion is None:
-                completion = await self._submit(request, wish)
-            delivery = Delivery(completion, stays or idempotency_key is not None)
-            if streams:
-                return self._stream(delivery, None, began, hold.release)
-            return await self._whole(request, delivery, began)
-        finally:
-            if completion is None or not streams:
-                hold.release()
+        if completion is None:
+            completion = await self._submit(request, wish)
+        delivery = Delivery(completion, stays or idempotency_key is not None)
+        if streams:
+            return self._stream(delivery, None, began)
+        return await self._whole(request, delivery, began)
 
     async def _submit(self, request: Request, wish: Wish) -> Completion:
         model = await self._service.run(self._service.model, wish.body.get("model"))
@@ -144,7 +139,7 @@ class CompletionRoutes:
         if _is_true(request, "stream"):
             if completion.note.echo:
                 raise ApiError(400, "a completion with echo has no stream", param="stream")
-            return self._stream(delivery, seen, None, lambda: None)
+            return self._stream(delivery, seen, None)
         if seen is not None:
             raise ApiError(400, "starting_after goes with stream=true", param="starting_after")
         return await self._whole(request, delivery, time.perf_counter())
@@ -162,14 +157,10 @@ class CompletionRoutes:
             self._answers.end(delivery)
         return Response(encoded(whole), media_type="application/json")
 
-    def _stream(
-        self, delivery: Delivery, seen: Sequence[int] | None, began: float | None, at_end: Callable[[], None]
-    ) -> Response:
-        def end() -> None:
-            at_end()
-            self._answers.end(delivery)
-
-        return _Stream(self._answers.stream(delivery, seen, began), self._settings.ping, end)
+    def _stream(self, delivery: Delivery, seen: Sequence[int] | None, began: float | None) -> Response:
+        return _Stream(
+            self._answers.stream(delivery, seen, began), self._settings.ping, lambda: self._answers.end(delivery)
+        )
 
     def _idempotency_key(self, request: Request) -> str | None:
         name = self._settings.idempotency_header
@@ -248,12 +239,6 @@ def _http_fields(body: dict[str, Any]) -> tuple[bool, bool, bool]:
         rule = "stream_options must have include_usage true or false, and no obfuscation"
         raise ApiError(400, f"{rule}, got {shown(options)}", param="stream_options")
     return streams, bool(options.get("include_usage")), bool(body.get("store"))
-
-
-def _count_of(body: dict[str, Any]) -> int:
-    """Jobs that a body asks for, before it is checked."""
-    n = body.get("n")
-    return n if type(n) is int and n > 0 else 1
 
 
 def _is_true(request: Request, name: str) -> bool:

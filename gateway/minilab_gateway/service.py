@@ -24,6 +24,7 @@ from redis.exceptions import RedisError
 
 from minilab_gateway.completion import Completion, Found, find
 from minilab_gateway.errors import ApiError
+from minilab_gateway.limits import Allowance
 from minilab_gateway.notes import Note, RouteName
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
@@ -67,6 +68,8 @@ class Wish:
     usage: bool
     digest: str
     """Of the whole body."""
+    allowance: Allowance | None = None
+    """Of the key that asks; None where nothing limits it."""
 
 
 class Service:
@@ -144,13 +147,17 @@ class Service:
             notes={"gateway": note.to_json()},
         )
         request = asked.request if asked.has_seed else asked.request.with_seed(draw_seed())
+        job_ids = tuple(job_ids_of(name, asked.n))
+        if wish.allowance is not None:
+            wish.allowance.reserve(job_ids, asked.n * len(request.prompt))
         try:
             enqueue_answers(self._connection, requests_of(request, asked.n), submission)
-        except DuplicateJobError:
-            if wish.idempotency_key is None:
+        except MiniLabError as error:
+            if wish.allowance is not None:
+                wish.allowance.release()
+            if not isinstance(error, DuplicateJobError) or wish.idempotency_key is None:
                 raise
             return self._first_try(wish, name)
-        job_ids = tuple(job_ids_of(name, asked.n))
         return Completion(Found(name, job_ids, model.card.name, request.prompt, note), model.tokenizer)
 
     def find_first_try(self, wish: Wish) -> Completion | None:
