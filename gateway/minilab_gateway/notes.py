@@ -28,6 +28,11 @@ class Note:
     echo: bool = False
     """Whether the text of an answer begins with the prompt."""
 
+    new_tokens: int = 0
+    """Of each answer at most; 0 where that is not known."""
+    form: str = ""
+    """The field of the body that says what form the answers must have."""
+
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 

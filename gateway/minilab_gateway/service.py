@@ -30,6 +30,7 @@ from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import DuplicateJobError, MiniLabError, UnknownModelError
 from minilab_gen.openai.bodies import AskedRequest, Route
+from minilab_gen.openai.vllm_names import VLLM_FORMS
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, all_cards, read_card, read_tokenizer
 from minilab_gen.protocol.endings import cancel
@@ -38,6 +39,7 @@ from minilab_gen.protocol.jobs import workers_alive
 from minilab_gen.protocol.results import JobResult, fingerprint_of, result
 from minilab_gen.protocol.streams import stream_length
 from minilab_gen.protocol.submission import Submission, draw_seed, enqueue_answers
+from minilab_gen.request import FORM_FIELDS
 from minilab_gen.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -138,7 +140,16 @@ class Service:
         """Put the jobs of a request into the queue, or find those that its first try put there."""
         settings = self._settings
         name = _name_of(wish)
-        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo)
+        note = Note(
+            route=wish.name,
+            owner=wish.owner,
+            created=int(time.time()),
+            digest=wish.digest,
+            usage=wish.usage,
+            echo=asked.echo,
+            new_tokens=asked.request.max_new_tokens,
+            form=next((field for field in (*VLLM_FORMS, *FORM_FIELDS) if wish.body.get(field) is not None), ""),
+        )
         submission = Submission(
             model=model.card.name,
             job_id=name,
