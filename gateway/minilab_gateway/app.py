@@ -20,6 +20,7 @@ from minilab_gateway.errors import ApiError, api_error, unforeseen
 from minilab_gateway.limits import HEADERS, Allowance, Limits
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.other_routes import health_router, model_router, token_router
+from minilab_gateway.overview import Overview, overview_router
 from minilab_gateway.page import page_router
 from minilab_gateway.service import Service
 from minilab_gateway.settings import GatewaySettings
@@ -58,6 +59,7 @@ def make_app(
     app.include_router(model_router(service))
     app.include_router(token_router(service))
     app.include_router(health_router(service, hub, metrics))
+    app.include_router(overview_router(service, Overview(connection)))
     app.include_router(page_router())
     for kind in (ApiError, HTTPException, MiniLabError, redis.RedisError):
         app.add_exception_handler(kind, _told)
