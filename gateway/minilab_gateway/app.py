@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 
@@ -14,6 +15,12 @@ from starlette.types import ASGIApp
 
 from minilab_gateway.answers import Answers
 from minilab_gateway.api_keys import ApiKeys
+from minilab_gateway.batches.batch_routes import BatchRoutes
+from minilab_gateway.batches.batch_store import BatchStore
+from minilab_gateway.batches.driver import Driver
+from minilab_gateway.batches.file_routes import file_router
+from minilab_gateway.batches.file_store import FileStore
+from minilab_gateway.batches.upload import AROUND_A_FILE
 from minilab_gateway.completion_routes import CompletionRoutes
 from minilab_gateway.doors import REQUEST_ID, Access, BodyLimit, RequestLines
 from minilab_gateway.errors import ApiError, api_error, unforeseen
@@ -38,12 +45,16 @@ def make_app(
     service, metrics, limits = Service(connection, settings), Metrics(), Limits(connection)
     hub = StreamHub(connect_async(settings.redis_url), lambda job_id: settle(connection, job_id))
 
+    driver = Driver(connection, service.model, settings, metrics)
+
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             stack.enter_context(closing(service))
             await stack.enter_async_context(aclosing(hub.connection))
             await stack.enter_async_context(hub)
+            driver.start()
+            stack.push_async_callback(asyncio.to_thread, driver.stop)
             yield
 
     app = FastAPI(
@@ -54,6 +65,9 @@ def make_app(
         root_path=settings.root_path,
         redoc_url=None,
     )
+    files, batches = FileStore(connection), BatchStore(connection)
+    app.include_router(file_router(service, files, batches, settings.max_file))
+    app.include_router(BatchRoutes(service, files, batches, settings.batch_window, driver.wake).router())
     answers = Answers(service, hub, metrics, is_closing)
     app.include_router(CompletionRoutes(service, answers, settings).router())
     app.include_router(model_router(service))
@@ -64,13 +78,13 @@ def make_app(
     for kind in (ApiError, HTTPException, MiniLabError, redis.RedisError):
         app.add_exception_handler(kind, _told)
     app.add_exception_handler(Exception, _unforeseen)
-    doors: ASGIApp = BodyLimit(app, settings.max_body)
+    doors: ASGIApp = BodyLimit(app, settings.max_body, settings.max_file + AROUND_A_FILE, settings.root_path)
     doors = Access(doors, keys, lambda key: Allowance(key, limits), service.run, settings.root_path)
     doors = RequestLines(doors, metrics)
     return CORSMiddleware(  # outermost, so that a page may read errors, too
         doors,
         allow_origins=settings.cors_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "Last-Event-ID", settings.idempotency_header, REQUEST_ID],
         expose_headers=["Retry-After", REQUEST_ID, *HEADERS],
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -215,12 +215,17 @@ def _read(wish: Wish, model: AskedModel) -> AskedRequest:
     try:
         return read_request(wish.route, wish.body, model)
     except RequestError as error:
-        message = str(error)
-        if wish.body.get("max_completion_tokens") is not None and wish.body.get("max_tokens") is None:
-            message = re.sub(r"\bmax_tokens\b", "max_completion_tokens", message)
-        found = _FIELD.match(message)
-        known = found is not None and found[0] in {*wish.body, *wish.route.fields}
-        raise ApiError(400, message, param=found[0] if found is not None and known else None) from error
+        raise refusal_of(error, wish.route, wish.body) from error
+
+
+def refusal_of(error: RequestError, route: Route, body: Mapping[str, Any]) -> ApiError:
+    """What is told about a body that is refused, with the field that it is about."""
+    message = str(error)
+    if body.get("max_completion_tokens") is not None and body.get("max_tokens") is None:
+        message = re.sub(r"\bmax_tokens\b", "max_completion_tokens", message)
+    found = _FIELD.match(message)
+    known = found is not None and found[0] in {*body, *route.fields}
+    return ApiError(400, message, param=found[0] if found is not None and known else None)
 
 
 def _http_fields(body: dict[str, Any]) -> tuple[bool, bool, bool]:

@@ -35,6 +35,12 @@ BODY_SECONDS: Final = 60.0
 """In which a body must have come: the largest, over a slow line."""
 
 
+UPLOAD_PATH: Final = "/v1/files"
+
+UPLOAD_SECONDS: Final = 600.0
+"""In which a file must have come: 100 MB at 1.4 Mbit/s."""
+
+
 def key_of(scope: Scope) -> ApiKey:
     """The key with which a request came in."""
     key = scope["minilab.key"]
@@ -149,21 +155,23 @@ class Access:
 class BodyLimit:
     """Refuses a body that is too large, as soon as that is known, compressed, or slower than anybody needs."""
 
-    def __init__(self, app: ASGIApp, most: int) -> None:
-        self._app, self._most = app, most
+    def __init__(self, app: ASGIApp, most: int, most_of_upload: int, root_path: str) -> None:
+        self._app, self._most, self._most_of_upload, self._root_path = app, most, most_of_upload, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         headers = Headers(scope=scope)
+        uploads = scope["method"] == "POST" and scope["path"].removeprefix(self._root_path) == UPLOAD_PATH
+        most, seconds = (self._most_of_upload, UPLOAD_SECONDS) if uploads else (self._most, BODY_SECONDS)
         if headers.get("content-encoding", "identity") != "identity":
             raise ApiError(415, "a body must not be compressed", code="unsupported_content_encoding")
         length = headers.get("content-length", "0")
-        if length.isascii() and length.isdigit() and int(length) > self._most:
-            raise self._too_large()
+        if length.isascii() and length.isdigit() and int(length) > most:
+            raise _too_large(most)
         read, is_whole = 0, False
-        until = time.monotonic() + BODY_SECONDS
+        until = time.monotonic() + seconds
 
         async def limited() -> Message:
             nonlocal read, is_whole
@@ -173,17 +181,18 @@ class BodyLimit:
                 async with asyncio.timeout(until - time.monotonic()):
                     message: dict[str, Any] = dict(await receive())
             except TimeoutError:
-                raise ApiError(408, f"a body must come within {BODY_SECONDS:.0f} s") from None
+                raise ApiError(408, f"a body must come within {seconds:.0f} s") from None
             read += len(message.get("body", b""))
-            if read > self._most:
-                raise self._too_large()
+            if read > most:
+                raise _too_large(most)
             is_whole = not message.get("more_body", False)
             return message
 
         await self._app(scope, limited, send)
 
-    def _too_large(self) -> ApiError:
-        return ApiError(413, f"a body must have at most {self._most} bytes, got more", code="body_too_large")
+
+def _too_large(most: int) -> ApiError:
+    return ApiError(413, f"a body must have at most {most} bytes, got more", code="body_too_large")
 
 
 def _route_of(scope: Scope) -> str:

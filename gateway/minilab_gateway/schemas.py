@@ -134,3 +134,37 @@ TOKENIZE: Final = _as_body(
 DETOKENIZE: Final = _as_body(
     {"type": "object", "properties": {"model": FIELDS["model"], "tokens": _IDS}, "required": ["model", "tokens"]}
 )
+
+UPLOAD: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "file": {**_TEXT, "format": "binary", "description": "JSON lines, one request each."},
+                        "purpose": {"enum": ["batch"]},
+                        "expires_after": {**_OBJECT, "description": "anchor created_at, and seconds from then."},
+                    },
+                    "required": ["file", "purpose"],
+                }
+            }
+        },
+    }
+}
+
+BATCH: Final = _as_body(
+    {
+        "type": "object",
+        "properties": {
+            "input_file_id": {**_TEXT, "description": "A file that was uploaded with the purpose batch."},
+            "endpoint": {**_TEXT, "description": "The url of all lines."},
+            "completion_window": {"enum": ["24h"]},
+            "metadata": {**_OBJECT, "description": "At most 16 texts, given back."},
+            "output_expires_after": {**_OBJECT, "description": "anchor created_at, and seconds from then."},
+        },
+        "required": ["input_file_id", "endpoint", "completion_window"],
+        "additionalProperties": False,
+    }
+)

@@ -214,6 +214,10 @@ class Service:
             except (MiniLabError, RedisError) as error:
                 _log.warning("job %s cannot be cancelled: %s", job_id, error, extra={"job_id": job_id})
 
+    def soon(self, call: Callable[Parameters, object], *args: Parameters.args, **named: Parameters.kwargs) -> None:
+        """Call something that blocks, beside: nobody waits for it."""
+        self._threads.submit(call, *args, **named)
+
     def cancel_soon(self, job_ids: Sequence[str]) -> None:
         """Cancel them beside, as their client does not wait any more."""
         self._threads.submit(self.cancel, job_ids)
