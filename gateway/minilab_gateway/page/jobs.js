@@ -4,7 +4,7 @@ import { Answers } from "./answer.js";
 import { cancel, follow, read } from "./api.js";
 import { ago, count, element, find, notice, renew } from "./dom.js";
 import { kept } from "./session.js";
-import { whileShown } from "./views.js";
+import { shownView, whileShown } from "./views.js";
 
 const PAUSE = 1000;
 const PATHS = { text: "v1/completions", chat: "v1/chat/completions" };
@@ -17,7 +17,9 @@ let look;
 
 export function beginJobs() {
   find("#opened .close").addEventListener("click", close);
-  find("#opened").addEventListener("keydown", (event) => { if (event.key === "Escape") close(); });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "Escape" && shownView() === "jobs" && !find("#opened").hidden) close();
+  });
   look = whileShown("jobs", PAUSE, async () => {
     const { data } = await read("service/jobs?limit=50");
     find("#jobs .empty").hidden = data.length > 0;
