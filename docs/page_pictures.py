@@ -22,8 +22,8 @@ from minilab_gen import submit
 
 HERE: Final = Path(__file__).parent
 PORT: Final = 18437
-LOAD: Final = 40
-"""Jobs that run while the workers are pictured."""
+LOAD_SECONDS: Final = 40
+"""In which jobs come while the workers are pictured: the plot has a point for each second."""
 
 
 def main(folder: Path) -> None:
@@ -54,13 +54,12 @@ def take(browser: Any, folder: Path) -> None:
     page.click("#go-on button[type=submit]")
     expect(page.locator("#answer .end")).to_have_text(re.compile(r"\[.+\]"), timeout=120_000)
     page.screenshot(path=folder / "page.png")
-    jobs = [submit("Passepartout", max_new_tokens=120, temperature=0.8) for _ in range(LOAD)]
-    assert jobs
     page.emulate_media(color_scheme="dark")
     page.click("nav a[data-view=workers]")
-    for n in range(8):
-        submit(f"Le voyage {n}", max_new_tokens=120, temperature=0.8)
-        time.sleep(1)  # the plot has a point for each second
+    for second in range(LOAD_SECONDS):
+        for n in range(3 + 4 * second % 17):
+            submit(f"Le voyage {n}", max_new_tokens=120, temperature=0.8)
+        time.sleep(1)
     page.screenshot(path=folder / "page-dark.png")
     page.emulate_media(color_scheme="light")
     page.set_viewport_size({"width": 360, "height": 720})

@@ -5,7 +5,8 @@ import { count, drawn, element, find, renew } from "./dom.js";
 import { whileShown } from "./views.js";
 
 const PAUSE = 1000;
-const WINDOW = 180_000; // milliseconds that are plotted
+const WINDOW = 180_000; // milliseconds that are plotted at most
+const LEAST = 30_000; // and at least, where the first look was a moment ago
 const GAP = 5000; // without a look for so long, the line is broken
 const WIDTH = 600;
 const HEIGHT = 120;
@@ -75,7 +76,8 @@ function updateQueue(row, model) {
 // A line over the last minutes; where nobody looked there is none.
 function plot(now) {
   const most = niceAbove(Math.max(1, ...samples.map(([, speed]) => speed)));
-  const at = ([time, speed]) => `${(WIDTH * (1 - (now - time) / WINDOW)).toFixed(1)},${(HEIGHT * (1 - speed / most)).toFixed(1)}`;
+  const span = Math.max(LEAST, now - samples[0][0]);
+  const at = ([time, speed]) => `${(WIDTH * (1 - (now - time) / span)).toFixed(1)},${(HEIGHT * (1 - speed / most)).toFixed(1)}`;
   const lines = [[]];
   samples.forEach((sample, index) => {
     if (index && sample[0] - samples[index - 1][0] > GAP) lines.push([]);
@@ -88,7 +90,8 @@ function plot(now) {
       drawn("line", { x1: 0, x2: WIDTH, y1: HEIGHT, y2: HEIGHT, class: "axis" }),
       drawn("line", { x1: 0, x2: WIDTH, y1: 0, y2: 0, class: "axis" }),
       ...lines.map((points) => drawn("polyline", { points: points.join(" "), class: "speed" }))),
-    element("span", { className: "least", textContent: "0" }));
+    element("span", { className: "least", textContent: "0" }),
+    element("div", { className: "times" }, element("span", { textContent: `${Math.round(span / 1000)} s ago` }), element("span", { textContent: "now" })));
 }
 
 function niceAbove(value) {
