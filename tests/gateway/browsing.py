@@ -15,7 +15,7 @@ from gateway.gateway_process import Gateway
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="SKIPPED: no chromium here; apt-get install chromium")
 
-LIMIT_MS = 30_000
+LIMIT_MS = 120_000
 
 
 @pytest.fixture(scope="module")
