@@ -10,6 +10,7 @@ from minilab_worker.worker import Worker
 from support.redis_users import CLIENT, Urls, denials
 from support.waiting import wait_until
 
+from gateway.batch_files import begin, ended, jsonl, line, outcomes, run
 from gateway.conftest import StartGateway
 from gateway.test_access import ASKED, bearer, write_keys
 
@@ -32,6 +33,25 @@ def test_a_gateway_works_as_the_clients_user(
     assert [choice["text"] for choice in again["choices"]] == [choice.text for choice in plain.choices]
     assert set(denials(server)) <= {(CLIENT, "client|id")}
     assert PASSWORD not in gateway.said
+
+
+def test_files_and_batches_need_no_more_rights(
+    server: redis.Redis, user_urls: Urls, start_restricted: Callable[..., Worker], start_gateway: StartGateway
+) -> None:
+    start_restricted()
+    gateway = start_gateway("--batch-window", "3", url=user_urls[CLIENT])
+    client = gateway.client()
+
+    batch = run(gateway, [line("a", n=2), line("b", stream=True)])
+    answers, errors = outcomes(client, batch)
+    assert (set(answers), set(errors)) == ({"a"}, {"b"})
+    assert len(client.files.list().data) == 3
+    assert len(client.batches.list().data) == 1
+    client.files.delete(batch.input_file_id)
+    cut = begin(client, jsonl([line(f"n{number}", max_tokens=60, ignore_eos=True) for number in range(300)]))
+    client.batches.cancel(cut.id)
+    assert ended(client, cut).status == "cancelled"
+    assert set(denials(server)) <= {(CLIENT, "client|id")}
 
 
 PASSWORD = "c/ient@secret"

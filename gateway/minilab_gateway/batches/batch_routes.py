@@ -148,7 +148,7 @@ def _output_seconds(given: Any) -> int:
     if not isinstance(given, dict) or given.keys() != {"anchor", "seconds"} or given["anchor"] != "created_at":
         rule = 'output_expires_after must be {"anchor": "created_at", "seconds": N}'
         raise ApiError(400, f"{rule}, got {shown(given)}", param="output_expires_after")
-    return checked_seconds(given["seconds"])
+    return checked_seconds(given["seconds"], "output_expires_after")
 
 
 def _json(content: object) -> Response:

@@ -186,12 +186,12 @@ async def _append(service: Service, files: FileStore, file_id: str, number: int,
         )
 
 
-def checked_seconds(given: object) -> int:
+def checked_seconds(given: object, param: str = "expires_after") -> int:
     """The seconds that a file is to be kept. Raises ApiError."""
     if type(given) is not int or not SHORTEST_SECONDS <= given <= LONGEST_SECONDS:
-        rule = f"the seconds of expires_after must be a whole number from {SHORTEST_SECONDS} to {LONGEST_SECONDS}"
+        rule = f"the seconds of {param} must be a whole number from {SHORTEST_SECONDS} to {LONGEST_SECONDS}"
         came = _text(given) if isinstance(given, bytes) else given
-        raise ApiError(400, f"{rule}, got {shown(came)}", param="expires_after")
+        raise ApiError(400, f"{rule}, got {shown(came)}", param=param)
     return given
 
 
