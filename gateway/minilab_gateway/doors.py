@@ -10,6 +10,7 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any, Final
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minilab_gateway.api_keys import NO_KEY, ApiKey, ApiKeys
 from minilab_gateway.errors import RETRY_SECONDS, ApiError, api_error, unforeseen
-from minilab_gateway.limits import Limits
+from minilab_gateway.limits import Allowance
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.page import PATHS
 
@@ -49,6 +50,13 @@ def key_of(scope: Scope) -> ApiKey:
     key = scope["minilab.key"]
     assert isinstance(key, ApiKey)
     return key
+
+
+def allowance_of(scope: Scope) -> Allowance:
+    """What a request may use of the limits of its key."""
+    allowance = scope["minilab.allowance"]
+    assert isinstance(allowance, Allowance)
+    return allowance
 
 
 class Heads:
@@ -112,9 +120,16 @@ class RequestLines:
 class Access:
     """Lets in who shows a key. All paths need one but a short list, so that no alias of a route lets one through."""
 
-    def __init__(self, app: ASGIApp, keys: ApiKeys | None, limits: Limits, root_path: str) -> None:
-        """``keys`` is None where none are asked for."""
-        self._app, self._keys, self._limits, self._root_path = app, keys, limits, root_path
+    def __init__(
+        self,
+        app: ASGIApp,
+        keys: ApiKeys | None,
+        allow: Callable[[ApiKey], Allowance],
+        run: Callable[[Callable[[], None]], Awaitable[None]],
+        root_path: str,
+    ) -> None:
+        """``keys`` is None where none are asked for; ``run`` calls what blocks."""
+        self._app, self._keys, self._allow, self._run, self._root_path = app, keys, allow, run, root_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -134,8 +149,16 @@ class Access:
                     headers={"WWW-Authenticate": "Bearer"},
                 )
             scope["minilab.key"] = key
-            self._limits.count_request(key)
-        await self._app(scope, receive, send)
+        allowance = scope["minilab.allowance"] = self._allow(scope["minilab.key"])
+        if scope["method"] == "POST" and scope["minilab.key"].requests_per_minute is not None:
+            await self._run(allowance.count_request)
+
+        async def send_with_limits(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message).update(allowance.headers)
+            await send(message)
+
+        await self._app(scope, receive, send_with_limits)
 
     @staticmethod
     def _found(keys: ApiKeys, headers: Headers) -> ApiKey | None:

@@ -33,10 +33,17 @@ class Note:
     """What a response says besides; see :mod:`minilab_gateway.response_notes`."""
     prompts: int = 1
     """How many there are: the first share of the jobs answers the first one, and so on."""
+    new_tokens: int = 0
+    """Of each answer at most; 0 where that is not known."""
+    form: str = ""
+    """The field of the body that says what form the answers must have."""
 
     def to_json(self) -> dict[str, Any]:
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in given.items() if value is not None}  # that earlier gateways do not know
+        usual = {
+            field.name: field.default for field in fields(self)
+        }  # which gateways of earlier releases need not know
+        return {name: value for name, value in given.items() if value != usual[name]}
 
 
 def note_of(job: Job, route: RouteName) -> Note:

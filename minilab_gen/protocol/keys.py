@@ -139,6 +139,11 @@ def worker_lease(worker: str) -> str:
     return f"minilab:worker:{worker}"
 
 
+def limits(api_key: str) -> str:
+    """What an API key of the gateways has used of its limits, by the name of the key."""
+    return f"minilab:limits:{api_key}"
+
+
 def worker_stats(worker: str) -> str:
     """The JSON text of a worker's last report about itself."""
     return f"minilab:stats:{worker}"
