@@ -32,7 +32,7 @@ class EventStream(EventSourceResponse):
             headers=_STREAM_HEADERS,
             ping=ping,
             sep="\n",
-            ping_message_factory=lambda: ServerSentEvent(comment=""),
+            ping_message_factory=_ping,
         )
         self._pieces, self._at_end = pieces, at_end
 
@@ -42,6 +42,11 @@ class EventStream(EventSourceResponse):
         finally:
             self._at_end()
             await self._pieces.aclose()
+
+
+def _ping() -> ServerSentEvent:
+    """Ends its lines as all events do: many a client splits at an empty line of one kind."""
+    return ServerSentEvent(comment="", sep="\n")
 
 
 def idempotency_key(request: Request, header: str) -> str | None:

@@ -140,7 +140,9 @@ class Service:
         """Put the jobs of a request into the queue, or find those that its first try put there."""
         settings = self._settings
         name = _name_of(wish)
-        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo, wish.response)
+        note = Note(
+            wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked.echo, response=wish.response
+        )
         submission = Submission(
             model=model.card.name,
             job_id=name,
