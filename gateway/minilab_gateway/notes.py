@@ -39,10 +39,9 @@ class Note:
     """The field of the body that says what form the answers must have."""
 
     def to_json(self) -> dict[str, Any]:
+        """Without what is as usual, which gateways of earlier releases may not know."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        usual = {
-            field.name: field.default for field in fields(self)
-        }  # which gateways of earlier releases need not know
+        usual = {field.name: field.default for field in fields(self)}
         return {name: value for name, value in given.items() if value != usual[name]}
 
 

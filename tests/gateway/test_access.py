@@ -16,8 +16,8 @@ from typing import Any, cast
 import pytest
 import redis
 from minilab_gateway.app import make_routes
-from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
+from minilab_gateway.service import Service
 from minilab_gateway.settings import GatewaySettings
 from minilab_worker.worker import Worker
 from starlette.routing import BaseRoute, Route
@@ -95,7 +95,8 @@ def paths_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
 
 
 def test_no_route_of_the_app_but_these_answers_without_a_key(locked: Gateway, server: redis.Redis) -> None:
-    app = make_routes(GatewaySettings(), server, Metrics(), Limits(), lambda: False)
+    settings = GatewaySettings()
+    app = make_routes(settings, server, Service(server, settings), Metrics(), lambda: False)
     paths = {re.sub("{.*?}", "x", path) for path in paths_of(app.routes)}
     with locked.http() as http:
         answers = {
