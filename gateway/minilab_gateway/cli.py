@@ -151,7 +151,7 @@ def program(context: click.Context, /, log_format: Literal["text", "json"], **op
 def key(name: str) -> None:
     """Make a new key: print it, and the line of --api-keys that lets it in.
 
-    Behind the hash may stand: requests-per-minute=60 jobs=4 models=base,other
+    Behind the hash may stand: requests-per-minute=60 tokens-per-minute=20000 jobs=4 models=base,other
     """
     from minilab_gateway.api_keys import new_key
 

@@ -29,7 +29,7 @@ def read_checked(route: Route, body: dict[str, Any], model: AskedModel) -> Conte
     """The same for a line whose envelope and model have been looked at."""
     asked = read_body(route, body, model)
     written = None if asked.written is None else {**asked.written, "url": route.url}
-    return Content(asked.payload, written, asked.n, asked.echo)
+    return Content(asked.payload, written, asked.n, asked.echo, asked.calls)
 
 
 def answer(given: Sequence[tuple[Line, str, Answer]], model: AskedModel) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def answer(given: Sequence[tuple[Line, str, Answer]], model: AskedModel) -> dict
     object_id = f"{'chatcmpl' if chats else 'cmpl'}-{line.digest}"
     created = int(max(answer.recorded_at for answer in answers))
     prompt, name = line.request.prompt, model.card.name
-    heading = Heading(object_id, chats, created, name, line.seed, prompt, model.tokenizer, line.echo)
+    heading = Heading(object_id, chats, created, name, line.seed, [prompt], model.tokenizer, line.echo, line.calls)
     body = completion_object(heading, answers)
     return {
         "id": f"batch_req_{line.digest}",

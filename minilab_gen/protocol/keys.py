@@ -41,6 +41,9 @@ FINGERPRINT_FIELD: Final = "minilab_fingerprint"
 LEFT_FIELD: Final = "minilab_left_at"
 """The same: since when, in the server's Unix time, workers of other fingerprints have left it to one of that."""
 
+HIDDEN_FIELD: Final = "minilab_hidden"
+"""The same: there where the job was deleted for whoever asks for it by its id."""
+
 LONGEST_JOB_ID: Final = 128
 """Characters: an id becomes part of keys."""
 
@@ -134,6 +137,11 @@ def tokenizer(digest: str) -> str:
 def worker_lease(worker: str) -> str:
     """Present while a worker of ours is alive."""
     return f"minilab:worker:{worker}"
+
+
+def limits(api_key: str) -> str:
+    """What an API key of the gateways has used of its limits, by the name of the key."""
+    return f"minilab:limits:{api_key}"
 
 
 def worker_stats(worker: str) -> str:

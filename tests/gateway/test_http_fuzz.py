@@ -9,9 +9,9 @@ import httpx2 as httpx
 import pytest
 from minilab_gateway.schemas import body_schema
 
-from gateway.batch_files import begin, ended, outcomes
 from gateway.gateway_process import Gateway
 from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, Route
+from minilab_gen.openai.response_bodies import RESPONSES
 
 ODD: list[Any] = [
     None,
@@ -36,6 +36,7 @@ ODD: list[Any] = [
 GOOD: dict[str, dict[str, Any]] = {
     COMPLETIONS.url: {"model": "base", "prompt": [5, 6], "max_tokens": 1},
     CHAT_COMPLETIONS.url: {"model": "base", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1},
+    RESPONSES.url: {"model": "base", "input": "x", "max_output_tokens": 1},
 }
 
 
@@ -44,15 +45,14 @@ def post(http: httpx.Client, path: str, body: dict[str, Any]) -> httpx.Response:
     return http.post(path, content=json.dumps(body))
 
 
-@pytest.mark.parametrize("route", [COMPLETIONS, CHAT_COMPLETIONS], ids=lambda route: route.url)
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT_COMPLETIONS, RESPONSES], ids=lambda route: route.url)
 def test_no_value_of_any_field_gives_a_500(chat_gateway: Gateway, route: Route) -> None:
     failed = []
     with chat_gateway.http() as http:
         for name in [*body_schema(route)["properties"], "unknown"]:
             for value in ODD:
                 answer = post(http, route.url, {**GOOD[route.url], name: value})
-                # Only a worker can tell that a grammar cannot be compiled: it fails that job.
-                if answer.status_code >= 500 and answer.json()["error"]["code"] != "job_failed":
+                if answer.status_code >= 500:
                     failed.append((name, value, answer.text))
 
     assert failed == []
@@ -87,45 +87,47 @@ def test_messages_of_any_shape_give_no_500(chat_gateway: Gateway) -> None:
     assert failed == []
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["input_file_id", "endpoint", "completion_window", "metadata", "output_expires_after", "unknown", "metadata.x"],
-)
-def test_no_value_of_a_batchs_fields_gives_a_500(chat_gateway: Gateway, name: str) -> None:
+def test_no_item_of_a_response_gives_a_500(chat_gateway: Gateway) -> None:
+    item, part = {"role": "user", "content": "x"}, {"type": "input_text", "text": "x"}
+    inputs = [
+        *({**item, name: value} for name in ("type", "role", "content", "id", "status", "phase") for value in ODD),
+        *({**item, "content": [{**part, name: value}]} for name in ("type", "text", "annotations") for value in ODD),
+        *({**item, "content": [value]} for value in ODD),
+        *ODD,
+    ]
+    tool, schema = {"type": "function", "name": "x"}, {"type": "json_schema", "name": "x", "schema": {"type": "null"}}
+    bodies: list[dict[str, Any]] = [
+        *({"input": [given]} for given in inputs),
+        *({"tools": [{**tool, name: v}]} for name in ("type", "name", "description", "parameters") for v in ODD),
+        *({"text": {"format": {**schema, name: v}}} for name in ("type", "name", "schema", "strict") for v in ODD),
+        *({"text": {name: v}} for name in ("format", "verbosity", "x") for v in ODD),
+        *({name: {"x": v}} for name in ("metadata", "reasoning", "stream_options") for v in ODD),
+        *({"include": ["message.output_text.logprobs"], "top_logprobs": v} for v in ODD),
+    ]
     failed = []
     with chat_gateway.http() as http:
-        file = http.post("/v1/files", files={"file": b"x"}, data={"purpose": "batch"}).json()["id"]
-        good = {"input_file_id": file, "endpoint": COMPLETIONS.url, "completion_window": "24h"}
-        for value in ODD:
-            body = {**good, "metadata": {"x": value}} if name == "metadata.x" else {**good, name: value}
-            answer = post(http, "/v1/batches", body)
-            if answer.status_code >= 500:
-                failed.append((value, answer.text))
-        for query in ("limit=x", "limit=-1", "limit=%00", "after=%00", "after=", "order=x", "purpose=%ff", "limit=1e9"):
-            failed += [
-                (path, query) for path in ("/v1/files", "/v1/batches") if http.get(f"{path}?{query}").status_code >= 500
-            ]
-        for content in (b"", b"[]", b"{", b"\xff", b"null"):
-            assert http.post("/v1/batches", content=content).status_code == 400
+        for body in bodies:
+            answer = post(http, RESPONSES.url, {**GOOD[RESPONSES.url], **body})
+            if answer.status_code >= 500 and answer.json()["error"]["code"] != "job_failed":
+                failed.append((body, answer.text))
 
     assert failed == []
 
 
-@pytest.mark.parametrize("route", [COMPLETIONS, CHAT_COMPLETIONS], ids=lambda route: route.url)
-def test_no_value_of_any_field_in_a_line_stops_a_batch(chat_gateway: Gateway, route: Route) -> None:
-    names = [name for name in [*body_schema(route)["properties"], "unknown"] if name != "model"]
-    bodies = [{**GOOD[route.url], name: value} for name in names for value in ODD]
-    lines = [
-        json.dumps({"custom_id": str(number), "method": "POST", "url": route.url, "body": body})
-        for number, body in enumerate(bodies)
-    ]
-    client = chat_gateway.client()
+def test_no_address_of_a_response_gives_a_500(chat_gateway: Gateway) -> None:
+    odd = ["", "x", "-1", "0", "1.5", "9" * 30, "%00", "%ff", "..", "true", "%F0%9F%98%80", "a" * 3000]
+    failed = []
+    with chat_gateway.http() as http:
+        made = http.post(RESPONSES.url, json={**GOOD[RESPONSES.url], "background": True}).json()["id"]
+        asked = [
+            ("GET", f"/{made}?{name}={value}") for name in ("stream", "starting_after", "include") for value in odd
+        ]
+        asked += [("GET", f"/{made}/input_items?{name}={v}") for name in ("order", "limit", "after") for v in odd]
+        asked += [(method, f"/{value}") for method in ("GET", "DELETE") for value in odd]
+        asked += [("POST", f"/{value}/cancel") for value in odd]
+        for method, path in asked:
+            answer = http.request(method, RESPONSES.url + path)
+            if answer.status_code >= 500:
+                failed.append((method, path, answer.text))
 
-    batch = ended(client, begin(client, "\n".join(lines).encode(), route.url))
-
-    assert batch.status == "completed", batch.errors
-    answers, errors = outcomes(client, batch)
-    assert {*answers, *errors} == {str(number) for number in range(len(lines))}
-    told = [each["response"]["body"]["error"]["code"] for each in errors.values()]
-    assert set(told) <= {None, "job_failed"}
-    assert "Traceback" not in chat_gateway.said
+    assert failed == []

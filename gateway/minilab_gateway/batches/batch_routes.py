@@ -11,7 +11,8 @@ from fastapi.responses import Response
 
 from minilab_gateway import schemas
 from minilab_gateway.api_keys import ApiKey
-from minilab_gateway.batches.batch_store import Batch, BatchStore, NewBatch
+from minilab_gateway.batches.batch import Batch, NewBatch
+from minilab_gateway.batches.batch_store import BatchStore
 from minilab_gateway.batches.file_routes import unknown_file
 from minilab_gateway.batches.file_store import FILE_SECONDS, FileStore
 from minilab_gateway.batches.pages import Page, list_object

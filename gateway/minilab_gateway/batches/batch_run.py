@@ -17,14 +17,8 @@ import orjson
 import redis
 
 from minilab_gateway.batches import outcomes
-from minilab_gateway.batches.batch_store import (
-    ENDED,
-    Batch,
-    BatchStore,
-    Written,
-    error_file_id,
-    output_file_id,
-)
+from minilab_gateway.batches.batch import ENDED, Batch, error_file_id, output_file_id
+from minilab_gateway.batches.batch_store import BatchStore, Written
 from minilab_gateway.batches.envelope import Envelope, Validation, open_line
 from minilab_gateway.batches.file_store import FileStore
 from minilab_gateway.batches.outcomes import Ending

@@ -15,8 +15,9 @@ from typing import Final
 
 import redis
 
+from minilab_gateway.batches.batch import Batch
 from minilab_gateway.batches.batch_run import BatchRun, Means
-from minilab_gateway.batches.batch_store import LEASE_SECONDS, Batch, BatchStore, LeaseLostError
+from minilab_gateway.batches.batch_store import LEASE_SECONDS, BatchStore, LeaseLostError
 from minilab_gateway.batches.file_store import FileStore
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.settings import GatewaySettings

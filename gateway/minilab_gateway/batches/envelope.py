@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from minilab_gateway.batches.batch_store import Batch
+from minilab_gateway.batches.batch import Batch
 from minilab_gen.batch.json_lines import RawLine, parse_object
 from minilab_gen.batch.line import custom_id_of, key_of
 from minilab_gen.batch.openai_form import envelope

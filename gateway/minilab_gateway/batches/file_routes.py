@@ -9,7 +9,8 @@ from fastapi.responses import Response, StreamingResponse
 from starlette.requests import ClientDisconnect
 
 from minilab_gateway import schemas
-from minilab_gateway.batches.batch_store import ENDED, BatchStore
+from minilab_gateway.batches.batch import ENDED
+from minilab_gateway.batches.batch_store import BatchStore
 from minilab_gateway.batches.file_store import FileStore, StoredFile
 from minilab_gateway.batches.pages import Page, list_object
 from minilab_gateway.batches.upload import receive_file
