@@ -10,6 +10,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from minilab_gateway.chunks import failure
 from minilab_gateway.completion import Completion
 from minilab_gateway.errors import ApiError, api_error
 from minilab_gateway.metrics import Metrics
@@ -90,9 +91,7 @@ class Answers:
         ended = [result for result in found if result is not None]
         for result in ended:
             if result.end.reason == "error":
-                raise ApiError(
-                    500, f"the job failed: {result.end.error or 'no reason was recorded'}", code="job_failed"
-                )
+                raise failure(result.end, completion.note)
         if len(ended) < len(found):
             raise ApiError(500, "the end of an answer is missing", code="stream_damaged")
         note = completion.note
@@ -102,7 +101,7 @@ class Answers:
             note.created,
             completion.model,
             ended[0].seed,
-            completion.prompt,
+            completion.prompts,
             completion.tokenizer,
             note.echo,
             completion.calls,

@@ -7,6 +7,7 @@ text that is left when an answer ends, its end, and the usage have the numbers b
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -14,6 +15,8 @@ from typing import Any, Final
 from minilab_gateway.completion import Completion
 from minilab_gateway.errors import ApiError
 from minilab_gateway.json_bytes import encoded
+from minilab_gateway.notes import Note
+from minilab_gateway.schemas import FIELDS
 from minilab_gen.openai.objects import ending_of, usage_of
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
 from minilab_gen.text.call_parser import Piece
@@ -44,9 +47,15 @@ def error_event(error: ApiError) -> bytes:
     return event(error.body())
 
 
-def failure(end: EndEvent) -> ApiError:
-    """What is said about a job that failed."""
+_FIELD: Final = re.compile(r"[a-z_]+")
+
+
+def failure(end: EndEvent, note: Note) -> ApiError:
+    """What is said about a job that failed: 400 where that was for what its request asks."""
     reason = end.error or "no reason was recorded"
+    if end.refused:
+        found = _FIELD.match(reason)
+        return ApiError(400, reason, param=found[0] if found and found[0] in FIELDS else note.form or None)
     return ApiError(500, f"the job failed after {end.tokens} tokens: {reason}", code="job_failed")
 
 
@@ -85,7 +94,7 @@ class Chunks:
         self._choices = [_Choice(index, number) for index, number in enumerate(numbers)]
         if (reading := completion.calls) is not None:
             for choice in self._choices:
-                choice.reader = CallReader(reading, completion.prompt, completion.tokenizer)
+                choice.reader = CallReader(reading, completion.prompt_of(choice.index), completion.tokenizer)
 
     def first(self) -> bytes:
         """What is known before any token: whose words follow."""
@@ -107,7 +116,7 @@ class Chunks:
         if not self._completion.note.usage or self._is_all_seen():
             return DONE
         ends = [choice.end for choice in self._choices if choice.end is not None]
-        chunk = {**self._head(), "choices": [], "usage": usage_of(ends)}
+        chunk = {**self._head(), "choices": [], "usage": usage_of(ends, len(self._completion.prompts))}
         for choice in self._choices:
             choice.number += 1
         return event(chunk, self._position()) + DONE
@@ -145,7 +154,7 @@ class Chunks:
 
     def _of_end(self, choice: _Choice, end: EndEvent) -> bytes:
         if end.reason == "error":
-            raise failure(end)
+            raise failure(end, self._completion.note)
         choice.end = end
         rest = b""
         left: Sequence[Piece] = [end.text] if choice.reader is None else choice.reader.flush(end.text)
@@ -167,7 +176,7 @@ class Chunks:
         if self._is_chat:
             return of_chat(ids, listed, tokenizer)
         if choice.decoder is None:
-            choice.decoder = tokenizer.decoder(self._completion.prompt)
+            choice.decoder = tokenizer.decoder(self._completion.prompt_of(choice.index))
         offset = choice.offset
         choice.offset += len(choice.decoder.push(token.token_id))
         return of_completion(ids, listed, [offset], tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -14,7 +14,7 @@ from minilab_gateway import schemas
 from minilab_gateway.answers import Answers, Delivery
 from minilab_gateway.chunks import Chunks
 from minilab_gateway.completion import Completion
-from minilab_gateway.doors import key_of
+from minilab_gateway.doors import allowance_of, key_of
 from minilab_gateway.errors import ApiError, unknown_completion
 from minilab_gateway.exchange import (
     STARTING_AFTER,
@@ -26,14 +26,13 @@ from minilab_gateway.exchange import (
     refused,
 )
 from minilab_gateway.json_bytes import encoded, parsed_object
-from minilab_gateway.limits import Limits
 from minilab_gateway.notes import RouteName
 from minilab_gateway.service import Service, Wish, digest_of
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError, UnknownModelError
-from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, AskedRequest, Route, read_request
-from minilab_gen.request import shown
+from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, AskedRequest, Route, prompts_of, read_request
+from minilab_gen.request import MAX_ANSWERS, shown
 
 _ROUTES: Final[dict[RouteName, Route]] = {"chat": CHAT_COMPLETIONS, "text": COMPLETIONS}
 
@@ -46,8 +45,8 @@ _POSITION: Final = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})*")
 class CompletionRoutes:
     """What the routes share, and the routes."""
 
-    def __init__(self, service: Service, answers: Answers, limits: Limits, settings: GatewaySettings) -> None:
-        self._service, self._answers, self._limits, self._settings = service, answers, limits, settings
+    def __init__(self, service: Service, answers: Answers, settings: GatewaySettings) -> None:
+        self._service, self._answers, self._settings = service, answers, settings
 
     def router(self) -> APIRouter:
         router = APIRouter()
@@ -111,23 +110,19 @@ class CompletionRoutes:
         began = time.perf_counter()
         body = parsed_object(await request.body())
         streams, usage, stays = _http_fields(body)
-        owner, retry_key = key_of(request.scope), idempotency_key(request, self._settings.idempotency_header)
+        owner, retry_key = key_of(request.scope).name, idempotency_key(request, self._settings.idempotency_header)
         if streams and body.get("echo"):
             raise ApiError(400, "echo goes with stream false", param="echo")
         asked_body = {field: value for field, value in body.items() if field not in HTTP_FIELDS}
-        wish = Wish(_ROUTES[name], name, asked_body, owner.name, retry_key, usage, digest_of(body))
+        allowance = allowance_of(request.scope)
+        wish = Wish(_ROUTES[name], name, asked_body, owner, retry_key, usage, digest_of(body), allowance)
         completion = await self._service.run(self._service.find_first_try, wish)
-        hold = self._limits.hold(owner, len(completion.job_ids) if completion is not None else _count_of(body))
-        try:
-            if completion is None:
-                completion = await self._submit(request, wish)
-            delivery = Delivery(completion, stays or retry_key is not None)
-            if streams:
-                return self._stream(delivery, None, began, hold.release)
-            return await self._whole(request, delivery, began)
-        finally:
-            if completion is None or not streams:
-                hold.release()
+        if completion is None:
+            completion = await self._submit(request, wish)
+        delivery = Delivery(completion, stays or retry_key is not None)
+        if streams:
+            return self._stream(delivery, None, began)
+        return await self._whole(request, delivery, began)
 
     async def _submit(self, request: Request, wish: Wish) -> Completion:
         model = await self._service.run(self._service.model, wish.body.get("model"))
@@ -144,7 +139,7 @@ class CompletionRoutes:
         if is_true(request, "stream"):
             if completion.note.echo:
                 raise ApiError(400, "a completion with echo has no stream", param="stream")
-            return self._stream(delivery, seen, None, lambda: None)
+            return self._stream(delivery, seen, None)
         if seen is not None:
             raise ApiError(400, "starting_after goes with stream=true", param=STARTING_AFTER)
         return await self._whole(request, delivery, time.perf_counter())
@@ -163,16 +158,9 @@ class CompletionRoutes:
             self._answers.end(delivery)
         return Response(encoded(whole), media_type="application/json")
 
-    def _stream(
-        self, delivery: Delivery, seen: Sequence[int] | None, began: float | None, at_end: Callable[[], None]
-    ) -> Response:
-        def end() -> None:
-            at_end()
-            self._answers.end(delivery)
-
-        return EventStream(
-            self._answers.stream(delivery, Chunks(delivery.completion, seen), began), self._settings.ping, end
-        )
+    def _stream(self, delivery: Delivery, seen: Sequence[int] | None, began: float | None) -> Response:
+        pieces = self._answers.stream(delivery, Chunks(delivery.completion, seen), began)
+        return EventStream(pieces, self._settings.ping, lambda: self._answers.end(delivery))
 
     async def _seen(self, request: Request, completion: Completion) -> list[int] | None:
         """The numbers of the last event that a client has seen. Raises ApiError for what it cannot have seen."""
@@ -192,15 +180,30 @@ class CompletionRoutes:
         return numbers
 
 
-def _read(wish: Wish, model: AskedModel) -> AskedRequest:
-    """What a body asks for. Raises ApiError, with the field that it is about."""
+def _prompts(wish: Wish) -> list[object]:
+    return prompts_of(wish.body) if wish.name == "text" else [None]
+
+
+def _read(wish: Wish, model: AskedModel) -> list[AskedRequest]:
+    """What a body asks for, for each of its prompts. Raises ApiError, with the field that it is about."""
+    prompts = _prompts(wish)
+    if len(prompts) > 1 and (count := _count_of(wish)) > MAX_ANSWERS:
+        rule = f"prompt must ask for at most {MAX_ANSWERS} answers, prompts times n"
+        raise ApiError(400, f"{rule}, got {count}", param="prompt")
     try:
-        return read_request(wish.route, wish.body, model)
+        if len(prompts) == 1:
+            return [read_request(wish.route, wish.body, model)]
+        return [read_request(wish.route, {**wish.body, "prompt": prompt}, model) for prompt in prompts]
     except RequestError as error:
-        message = str(error)
-        if wish.body.get("max_completion_tokens") is not None and wish.body.get("max_tokens") is None:
-            message = re.sub(r"\bmax_tokens\b", "max_completion_tokens", message)
-        raise refused(message, {*wish.body, *wish.route.fields}) from error
+        raise refusal_of(error, wish.route, wish.body) from error
+
+
+def refusal_of(error: RequestError, route: Route, body: Mapping[str, Any]) -> ApiError:
+    """What is told about a body that is refused, with the field that it is about."""
+    message = str(error)
+    if body.get("max_completion_tokens") is not None and body.get("max_tokens") is None:
+        message = re.sub(r"\bmax_tokens\b", "max_completion_tokens", message)
+    return refused(message, {*body, *route.fields})
 
 
 def _http_fields(body: dict[str, Any]) -> tuple[bool, bool, bool]:
@@ -221,7 +224,7 @@ def _http_fields(body: dict[str, Any]) -> tuple[bool, bool, bool]:
     return streams, bool(options.get("include_usage")), bool(body.get("store"))
 
 
-def _count_of(body: dict[str, Any]) -> int:
+def _count_of(wish: Wish) -> int:
     """Jobs that a body asks for, before it is checked."""
-    n = body.get("n")
-    return n if type(n) is int and n > 0 else 1
+    n = wish.body.get("n")
+    return len(_prompts(wish)) * (n if type(n) is int and n > 0 else 1)

@@ -31,10 +31,18 @@ class Note:
     """How calls of tools in the answers are read, as :class:`CallReading` has it; None where they stay text."""
     response: list[Any] | None = None
     """What a response says besides; see :mod:`minilab_gateway.response_notes`."""
+    prompts: int = 1
+    """How many there are: the first share of the jobs answers the first one, and so on."""
+    new_tokens: int = 0
+    """Of each answer at most; 0 where that is not known."""
+    form: str = ""
+    """The field of the body that says what form the answers must have."""
 
     def to_json(self) -> dict[str, Any]:
+        """Without what is as usual, which gateways of earlier releases may not know."""
         given = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {name: value for name, value in given.items() if value is not None}  # that earlier gateways do not know
+        usual = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in given.items() if value != usual[name]}
 
 
 def note_of(job: Job, route: RouteName) -> Note:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -15,8 +14,9 @@ from fastapi.responses import Response as HttpResponse
 
 from minilab_gateway import schemas
 from minilab_gateway.answers import Answers, Delivery
+from minilab_gateway.chunks import failure
 from minilab_gateway.completion import Completion
-from minilab_gateway.doors import key_of
+from minilab_gateway.doors import allowance_of, key_of
 from minilab_gateway.errors import ApiError
 from minilab_gateway.exchange import (
     STARTING_AFTER,
@@ -28,7 +28,6 @@ from minilab_gateway.exchange import (
     refused,
 )
 from minilab_gateway.json_bytes import encoded, parsed_object
-from minilab_gateway.limits import Hold, Limits
 from minilab_gateway.response_events import ResponseEvents, last_number
 from minilab_gateway.response_jobs import ResponseJobs
 from minilab_gateway.response_notes import note_on
@@ -36,7 +35,7 @@ from minilab_gateway.response_objects import MOST_ITEMS, Response, item_list
 from minilab_gateway.service import Service, Wish, digest_of
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
-from minilab_gen.errors import MiniLabError, RequestError, UnknownModelError
+from minilab_gen.errors import RequestError, UnknownModelError
 from minilab_gen.openai.response_bodies import RESPONSES, AskedResponse, read_response
 from minilab_gen.openai.response_items import Item
 from minilab_gen.protocol.submission import draw_seed
@@ -68,12 +67,8 @@ class _Wanted:
 class ResponseRoutes:
     """What the routes share, and the routes."""
 
-    def __init__(
-        self, service: Service, jobs: ResponseJobs, answers: Answers, limits: Limits, settings: GatewaySettings
-    ) -> None:
-        self._service, self._jobs, self._answers = service, jobs, answers
-        self._limits, self._settings = limits, settings
-        self._watching: set[asyncio.Task[None]] = set()
+    def __init__(self, service: Service, jobs: ResponseJobs, answers: Answers, settings: GatewaySettings) -> None:
+        self._service, self._jobs, self._answers, self._settings = service, jobs, answers, settings
 
     def router(self) -> APIRouter:
         router = APIRouter()
@@ -101,29 +96,20 @@ class ResponseRoutes:
         began = time.perf_counter()
         body = parsed_object(await request.body())
         wanted = _wanted(body)
-        owner, retry_key = key_of(request.scope), idempotency_key(request, self._settings.idempotency_header)
+        owner, retry_key = key_of(request.scope).name, idempotency_key(request, self._settings.idempotency_header)
         asked_body = {field: value for field, value in body.items() if field not in _HTTP_FIELDS}
-        wish = Wish(RESPONSES, "response", asked_body, owner.name, retry_key, False, digest_of(body))
+        allowance = allowance_of(request.scope)
+        wish = Wish(RESPONSES, "response", asked_body, owner, retry_key, False, digest_of(body), allowance)
         completion = await self._service.run(self._jobs.first_try, wish)
-        hold = self._limits.hold(owner, 1)
-        is_held_on = False
-        try:
-            if completion is None:
-                completion = await self._submit(request, wish, wanted)
-            response = await self._service.run(self._jobs.of, completion)
-            delivery = Delivery(completion, wanted.stays or retry_key is not None)
-            is_held_on = wanted.streams or wanted.is_background
-            if wanted.is_background:
-                self._hold_to_its_end(response, hold)
-            if wanted.streams:
-                release = _nothing if wanted.is_background else hold.release
-                return self._stream(response, delivery, None, began, release)
-            if wanted.is_background:
-                return _json(await self._service.run(self._jobs.state, response))
-            return await self._whole(request, response, delivery, began)
-        finally:
-            if not is_held_on:
-                hold.release()
+        if completion is None:
+            completion = await self._submit(request, wish, wanted)
+        response = await self._service.run(self._jobs.of, completion)
+        delivery = Delivery(completion, wanted.stays or retry_key is not None)
+        if wanted.streams:
+            return self._stream(response, delivery, None, began)
+        if wanted.is_background:
+            return _json(await self._service.run(self._jobs.state, response))
+        return await self._whole(request, response, delivery, began)
 
     async def _submit(self, request: Request, wish: Wish, wanted: _Wanted) -> Completion:
         model = await self._service.run(self._service.model, wish.body.get("model"))
@@ -133,13 +119,13 @@ class ResponseRoutes:
         earlier = await self._service.run(self._jobs.earlier, previous, wish.owner)
         wish, read = await self._service.run(_read, wish, wanted, earlier, model)
         await self._service.wait_for_worker(model.card.name)
-        return await self._service.run(self._service.submit, wish, read.asked, model)
+        return await self._service.run(self._service.submit, wish, [read.asked], model)
 
     async def _get(self, request: Request, response_id: str) -> HttpResponse:
         response = await self._found(request, response_id)
         seen = await self._seen(request, response)
         if is_true(request, "stream"):
-            return self._stream(response, Delivery(response.completion, stays=True), seen, None, _nothing)
+            return self._stream(response, Delivery(response.completion, stays=True), seen, None)
         if seen is not None:
             raise ApiError(400, "starting_after goes with stream=true", param=STARTING_AFTER)
         return _json(await self._service.run(self._jobs.state, response))
@@ -184,8 +170,7 @@ class ResponseRoutes:
             await self._answers.read(response.completion, began)
             end = await self._service.run(self._jobs.end, response)
             if end is not None and end.reason == "error":
-                told = end.error or "no reason was recorded"
-                raise ApiError(500, f"the job failed: {told}", code="job_failed")
+                raise failure(end, response.completion.note)
             return await self._service.run(self._jobs.state, response)
 
         try:
@@ -194,20 +179,9 @@ class ResponseRoutes:
             self._answers.end(delivery)
         return _json(answer)
 
-    def _stream(
-        self,
-        response: Response,
-        delivery: Delivery,
-        seen: int | None,
-        began: float | None,
-        at_end: Callable[[], None],
-    ) -> HttpResponse:
-        def end() -> None:
-            at_end()
-            self._answers.end(delivery)
-
+    def _stream(self, response: Response, delivery: Delivery, seen: int | None, began: float | None) -> HttpResponse:
         pieces = self._answers.stream(delivery, ResponseEvents(response, seen), began)
-        return EventStream(pieces, self._settings.ping, end)
+        return EventStream(pieces, self._settings.ping, lambda: self._answers.end(delivery))
 
     async def _seen(self, request: Request, response: Response) -> int | None:
         """The number of the last event that a client has seen. Raises ApiError for what it cannot have seen."""
@@ -221,24 +195,6 @@ class ResponseRoutes:
         if int(given) > last:
             raise ApiError(400, f"starting_after must be at most {last} by now, got {given}", param=STARTING_AFTER)
         return int(given)
-
-    def _hold_to_its_end(self, response: Response, hold: Hold) -> None:
-        """Count a job in the background against its key until it has ended."""
-
-        async def watch() -> None:
-            try:
-                with contextlib.suppress(MiniLabError, ConnectionError):
-                    await self._answers.ended(response.completion.job_ids)
-            finally:
-                hold.release()
-
-        task = asyncio.create_task(watch())
-        self._watching.add(task)
-        task.add_done_callback(self._watching.discard)
-
-
-def _nothing() -> None:
-    """What is done at the end of a stream that holds nothing."""
 
 
 def _json(content: Any) -> HttpResponse:

@@ -16,7 +16,10 @@ _IDS: Final = {"type": "array", "items": _INTEGER}
 
 FIELDS: Final[dict[str, dict[str, Any]]] = {
     "model": {**_TEXT, "description": "One of those that GET /v1/models lists."},
-    "prompt": {"anyOf": [_TEXT, _IDS], "description": "A text, or token ids."},
+    "prompt": {
+        "anyOf": [_TEXT, _IDS, {"type": "array", "items": {"anyOf": [_TEXT, _IDS]}}],
+        "description": "A text, or token ids; in a list of them, each is answered.",
+    },
     "messages": {"type": "array", "items": _OBJECT, "description": "Objects with role and content."},
     "tools": {"type": "array", "items": _OBJECT, "description": "Handed to the model's chat template."},
     "tool_choice": {"anyOf": [_TEXT, _OBJECT], "description": "auto, none, required, or a function by its name."},
@@ -25,7 +28,7 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
         "description": "Whether an answer may have several calls; false: one.",
     },
     "chat_template_kwargs": {**_OBJECT, "description": "Variables of the chat template, such as enable_thinking."},
-    "n": {**_INTEGER, "minimum": 1, "description": "Answers to the one prompt."},
+    "n": {**_INTEGER, "minimum": 1, "description": "Answers to each prompt."},
     "max_tokens": {**_INTEGER, "description": "New tokens at most."},
     "max_completion_tokens": {**_INTEGER, "description": "The newer name of max_tokens."},
     "temperature": {**_NUMBER, "minimum": 0, "description": "By default 1; 0 is greedy."},
@@ -158,4 +161,38 @@ TOKENIZE: Final = _as_body(
 )
 DETOKENIZE: Final = _as_body(
     {"type": "object", "properties": {"model": FIELDS["model"], "tokens": _IDS}, "required": ["model", "tokens"]}
+)
+
+UPLOAD: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "file": {**_TEXT, "format": "binary", "description": "JSON lines, one request each."},
+                        "purpose": {"enum": ["batch"]},
+                        "expires_after": {**_OBJECT, "description": "anchor created_at, and seconds from then."},
+                    },
+                    "required": ["file", "purpose"],
+                }
+            }
+        },
+    }
+}
+
+BATCH: Final = _as_body(
+    {
+        "type": "object",
+        "properties": {
+            "input_file_id": {**_TEXT, "description": "A file that was uploaded with the purpose batch."},
+            "endpoint": {**_TEXT, "description": "The url of all lines."},
+            "completion_window": {"enum": ["24h"]},
+            "metadata": {**_OBJECT, "description": "At most 16 texts, given back."},
+            "output_expires_after": {**_OBJECT, "description": "anchor created_at, and seconds from then."},
+        },
+        "required": ["input_file_id", "endpoint", "completion_window"],
+        "additionalProperties": False,
+    }
 )

@@ -74,8 +74,28 @@ CHAT_COMPLETIONS: Final = Route(
     "/v1/chat/completions",
     {**_SETTINGS, "max_completion_tokens": "max_new_tokens"},
     ("messages", *EXTRAS, *TOOL_FIELDS, "n", "top_logprobs", *VLLM_FORMS),
-    _OFF,
-    ("user", "metadata", "store"),
+    {
+        **_OFF,
+        "audio": (),
+        "function_call": ("auto", "none"),
+        "functions": ([],),
+        "modalities": (["text"],),
+        "moderation": (),
+        "prediction": (),
+        "reasoning_effort": ("none",),
+        "service_tier": ("auto", "default"),
+        "verbosity": (),
+        "web_search_options": (),
+    },
+    (
+        "user",
+        "metadata",
+        "store",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+    ),
 )
 
 
@@ -174,8 +194,16 @@ def refuse_what_we_lack(route: Route, body: Mapping[str, Any]) -> None:
         raise RequestError(f"max_tokens must be what max_completion_tokens is, got {shown(older)} and {shown(newer)}")
 
 
-def _prompt(body: Mapping[str, Any], model: AskedModel) -> tuple[int, ...]:
+def prompts_of(body: Mapping[str, Any]) -> list[object]:
+    """The prompts in the body of a completion, unchecked: a text or a list of ids is one, a list of them is several."""
     prompt = body.get("prompt")
+    is_list_of_prompts = isinstance(prompt, list) and any(isinstance(part, str | list) for part in prompt)
+    return list(prompt) if is_list_of_prompts and isinstance(prompt, list) else [prompt]
+
+
+def _prompt(body: Mapping[str, Any], model: AskedModel) -> tuple[int, ...]:
+    found = prompts_of(body)
+    prompt = found[0] if len(found) == 1 else body.get("prompt")
     if isinstance(prompt, list) and not any(isinstance(part, str | list) for part in prompt):
         return tuple(prompt)
     if not isinstance(prompt, str):

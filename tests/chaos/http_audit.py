@@ -133,7 +133,7 @@ class HttpAudit:
             whole.get("created", 0),
             keys.DEFAULT_MODEL,
             whole.get("seed") if seed is None else seed,
-            ask.request.prompt,
+            [ask.request.prompt],
             get_tokenizer(),
         )
         return completion_object(heading, answers) | {"system_fingerprint": whole.get("system_fingerprint")}

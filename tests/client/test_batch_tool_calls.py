@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from minilab_client.batch import openai_form
-from minilab_client.batch.choices import choices_of
-from minilab_client.batch.line import Line
 from support.batch_files import asked_model, good_lines, write_lines
 from support.call_templates import GRANITE
 
 from minilab_gen.asked_model import AskedModel
+from minilab_gen.batch import openai_form
+from minilab_gen.batch.choices import choices_of
+from minilab_gen.batch.line import Line
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.results import Answer
 from minilab_gen.text.chat import ChatFormat

@@ -18,9 +18,12 @@ from support.call_templates import QWEN
 from support.engines import slow_engine, slower_engine
 from support.waiting import wait_until
 
+from gateway.browsing import browser, context, page
 from gateway.gateway_process import Gateway
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import all_cards
+
+__all__ = ["browser", "context", "page"]  # fixtures
 
 StartGateway = Callable[..., Gateway]
 

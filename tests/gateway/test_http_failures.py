@@ -282,3 +282,40 @@ def test_a_gateway_that_may_not_wait_tells_plain_requests_to_come_again(
     assert int(answers[0].headers["retry-after"]) >= 1
     assert gateway.process.wait(30) == 0
     assert "Traceback" not in gateway.said
+
+
+BAD_FORMS: dict[str, dict[str, Any]] = {
+    "grammar": {"structured_outputs": {"grammar": "start: nowhere"}},
+    "regex": {"regex": "(a"},
+    "guided": {"guided_regex": "[b"},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "(a"}}}},
+}
+
+
+@pytest.mark.parametrize("form", list(BAD_FORMS))
+def test_a_form_that_only_the_worker_finds_wrong_is_the_requests_fault(gateway: Gateway, form: str) -> None:
+    fields = BAD_FORMS[form]
+    with gateway.http() as http:
+        whole = http.post("/v1/completions", json={**LONG, **fields})
+        streamed = events_in(http.post("/v1/completions", json={**LONG, **fields, "stream": True}).text)
+
+    assert whole.status_code == 400, whole.text
+    told = whole.json()["error"]
+    assert (told["type"], told["param"]) == ("invalid_request_error", next(iter(fields)))
+    assert told["message"]
+    assert streamed[-1][1] == {"error": told}
+
+
+def test_a_request_that_fits_no_more_is_told_its_field(
+    shared_gateway: Gateway, server: redis.Redis, by_hand: Callable[[], str]
+) -> None:
+    with shared_gateway.http() as http, stream_of(http, "/v1/completions", {**LONG, "prompt": [5, 6]}) as lines:
+        end_job(server, by_hand(), EndEvent("error", 0, 2, error="prompt must hold less", refused=True))
+        (only,) = [line for line in lines if line.startswith("data: ")]
+
+    error = json.loads(only.removeprefix("data: "))["error"]
+    assert (error["message"], error["type"], error["param"]) == (
+        "prompt must hold less",
+        "invalid_request_error",
+        "prompt",
+    )

@@ -139,7 +139,11 @@ def test_every_end_has_the_next_numbers_and_is_what_is_found_later(
             end_job(server, job_id, EndEvent(tokens=tokens, prompt_tokens=2, **end))
             events = events_in("\n".join(lines))
         found = http.get(f"/v1/responses/resp_{job_id}").json()
+        path, at_last = f"/v1/responses/resp_{job_id}", events[-1]["sequence_number"]
+        nothing = http.get(path, params={"stream": "true", "starting_after": str(at_last)})
+        behind = http.get(path, params={"stream": "true", "starting_after": str(at_last + 1)})
 
+    assert (nothing.status_code, nothing.text, behind.status_code) == (200, "", 400)
     check_whole(events, tokens + ("text" in end), last, background=True)
     assert events[-1]["response"] == found
     assert (found["status"], found["error"] is not None) == (status, status == "failed")

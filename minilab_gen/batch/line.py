@@ -11,10 +11,13 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from minilab_gen.api import ended_by_name
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError
+from minilab_gen.openai.bodies import in_their_words
 from minilab_gen.request import GenerationRequest, shown
 from minilab_gen.text.call_reader import CallReading
 
@@ -104,6 +107,19 @@ def line_of(number: int, custom_id: str, form: Form, model: str, content: Conten
         request = request.with_seed(seed)
     more: dict[str, Any] = {"n": content.n, "echo": content.echo, "calls": content.calls}
     return Line(number, custom_id, form, request, seed, digest, rendered_digest, **more)
+
+
+def checked_line(number: int, custom_id: str, form: Form, content: Content, model: AskedModel) -> Line:
+    """The line that asks this of a model, which can do it. Raises RequestError, with the names of the line's form."""
+    try:
+        line = line_of(number, custom_id, form, model.card.name, content)
+        line = replace(line, request=ended_by_name(line.request, model.card, model.tokenizer))
+        line.request.check_fits(model.card.limits)
+    except RequestError as error:
+        if form != "minilab":
+            raise in_their_words(error) from error
+        raise
+    return line
 
 
 def digest_in(job_id: object) -> str | None:
