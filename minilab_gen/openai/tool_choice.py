@@ -99,14 +99,17 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(each, place) for each in schema]
     if not isinstance(schema, dict):
         return schema
-    return {
-        name: place + value[1:]
-        if name == "$ref" and isinstance(value, str)
-        else value
-        if name in ("const", "enum", "default", "examples")
-        else _moved(value, place)
-        for name, value in schema.items()
-    }
+    return {keyword: _moved_value(keyword, value, place) for keyword, value in schema.items()}
+
+
+def _moved_value(keyword: str, value: Any, place: str) -> Any:
+    if keyword == "$ref":
+        return place + value.removeprefix("#")
+    if keyword in ("const", "enum", "default", "examples"):
+        return value
+    if keyword in ("properties", "patternProperties", "$defs", "definitions"):
+        return {name: _moved(inner, place) for name, inner in value.items()}  # names may be those of keywords
+    return _moved(value, place)
 
 
 def _arguments_schema(index: int, tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -22,7 +22,12 @@ from minilab_gen.text.tokenizer import get_tokenizer
 
 POINT = {
     "type": "object",
-    "properties": {"near": {"$ref": "#/$defs/near"}, "name": {"const": {"$ref": "#/a"}}, "inner": {"$ref": "#"}},
+    "properties": {
+        "near": {"$ref": "#/$defs/near"},
+        "enum": {"$ref": "#/$defs/near"},
+        "name": {"const": {"$ref": "#/a"}},
+        "inner": {"$ref": "#"},
+    },
     "required": ["near"],
     "additionalProperties": False,
     "$defs": {"near": {"enum": ["Suez", "Aden"]}},
@@ -113,6 +118,8 @@ def test_prompt_and_form_together_make_a_call_in_the_models_own_format(
 def test_of_several_functions_each_has_its_own_arguments(texts: FormedTexts) -> None:
     form = form_of(asked(tool_choice="required"))
 
+    assert texts.has(form, '{"name":"weather","arguments":{"near":"Suez","enum":"Aden","name":{"$ref":"#/a"}}}')
+    assert not texts.has(form, '{"name":"weather","arguments":{"near":"Suez","enum":"Paris"}}')
     assert texts.has(form, '{"name":"time","arguments":{}}')
     assert not texts.has(form, '{"name":"time","arguments":{"near":"Suez"}}')
     assert not texts.has(form, '{"name":"nobody","arguments":{}}')
