@@ -17,10 +17,10 @@ from minilab_gateway.answers import Answers, Delivery
 from minilab_gateway.completion import Completion
 from minilab_gateway.doors import key_of
 from minilab_gateway.errors import ApiError, unknown_completion
-from minilab_gateway.json_bytes import encoded, parsed_object
+from minilab_gateway.json_bytes import encoded
 from minilab_gateway.limits import Limits
 from minilab_gateway.notes import RouteName
-from minilab_gateway.service import Service, Wish, digest_of
+from minilab_gateway.service import Service, Wish
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError, UnknownModelError
@@ -109,13 +109,15 @@ class CompletionRoutes:
 
     async def _create(self, request: Request, name: RouteName) -> Response:
         began = time.perf_counter()
-        body = parsed_object(await request.body())
+        sent = await request.body()
+        body = await self._service.parsed(sent)
         streams, usage, stays = _http_fields(body)
         owner, idempotency_key = key_of(request.scope), self._idempotency_key(request)
         if streams and body.get("echo"):
             raise ApiError(400, "echo goes with stream false", param="echo")
         asked_body = {field: value for field, value in body.items() if field not in HTTP_FIELDS}
-        wish = Wish(_ROUTES[name], name, asked_body, owner.name, idempotency_key, usage, digest_of(body))
+        digest = await self._service.digest(sent, body)
+        wish = Wish(_ROUTES[name], name, asked_body, owner.name, idempotency_key, usage, digest)
         completion = await self._service.run(self._service.find_first_try, wish)
         hold = self._limits.hold(owner, len(completion.job_ids) if completion is not None else _count_of(body))
         try:
