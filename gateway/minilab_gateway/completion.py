@@ -11,9 +11,10 @@ from minilab_gateway.notes import Note, RouteName, note_of
 from minilab_gen.errors import RequestError, UnknownJobError
 from minilab_gen.protocol.groups import jobs_named
 from minilab_gen.protocol.jobs import fetch, model_of, request_of
+from minilab_gen.text.call_reader import CallReading
 from minilab_gen.text.tokenizer import Tokenizer
 
-PREFIXES: Final[dict[RouteName, str]] = {"chat": "chatcmpl-", "text": "cmpl-"}
+PREFIXES: Final[dict[RouteName, str]] = {"chat": "chatcmpl-", "text": "cmpl-", "response": "resp_"}
 """What OpenAI's ids begin with. Behind it stands the id of the job, or of the group of jobs."""
 
 
@@ -25,7 +26,7 @@ class Found:
     """The id of its job, or of their group."""
     job_ids: tuple[str, ...]
     model: str
-    prompt: tuple[int, ...]
+    prompts: tuple[tuple[int, ...], ...]
     note: Note
 
 
@@ -44,13 +45,22 @@ class Completion:
     def model(self) -> str:
         return self.found.model
 
+    def prompt_of(self, index: int) -> tuple[int, ...]:
+        """The prompt that the answer at this place answers."""
+        return self.prompts[index * len(self.prompts) // len(self.job_ids)]
+
     @property
-    def prompt(self) -> tuple[int, ...]:
-        return self.found.prompt
+    def prompts(self) -> tuple[tuple[int, ...], ...]:
+        return self.found.prompts
 
     @property
     def note(self) -> Note:
         return self.found.note
+
+    @property
+    def calls(self) -> CallReading | None:
+        """How calls of tools in the answers are read; None where they stay text."""
+        return CallReading.of(self.note.calls)
 
     @property
     def public_id(self) -> str:
@@ -71,10 +81,12 @@ def find(connection: redis.Redis, given: str, route: RouteName, owner: str) -> F
         name = given.removeprefix(PREFIXES[route])
         job_ids = jobs_named(connection, name)
         job = fetch(connection, job_ids[0])
-        request = request_of(job)
+        note = note_of(job, route)
+        count = note.prompts if len(job_ids) > 1 else 1  # the name may be that of one job of several
+        others = [fetch(connection, each) for each in job_ids[:: len(job_ids) // count][1:]]
+        prompts = tuple(request_of(each).prompt for each in (job, *others))
     except (RequestError, UnknownJobError):
         return None
-    note = note_of(job, route)
     if note.owner != owner or note.route != route:
         return None
-    return Found(name, tuple(job_ids), model_of(job), request.prompt, note)
+    return Found(name, tuple(job_ids), model_of(job), prompts, note)

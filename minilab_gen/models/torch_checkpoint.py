@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -16,6 +17,7 @@ from minilab_gen.models.decoder import MiniLabModel
 from minilab_gen.models.tensors import stored_tensors
 from minilab_gen.models.weights import SINGLE_FILE, RawTensor
 from minilab_gen.text.tokenizer import END_OF_TEXT, Tokenizer
+from minilab_gen.text.tokenizer_config import TOKENIZER_CONFIG
 
 
 def read_model(folder: str | Path) -> MiniLabModel:
@@ -47,8 +49,16 @@ def write_checkpoint(folder: Path, model: MiniLabModel, tokenizer: Tokenizer) ->
     }
     (folder / "config.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (folder / "tokenizer.json").write_text(tokenizer.to_json(), encoding="utf-8")
+    settings = json.dumps(_tokenizer_settings(model.config.context_length, end_of_text is not None), indent=2)
+    (folder / TOKENIZER_CONFIG).write_text(settings + "\n", encoding="utf-8")
     save_file(_tensors_to_store(model), folder / SINGLE_FILE, metadata={"format": "pt"})
     shutil.copymode(folder / "config.json", folder / SINGLE_FILE)  # safetensors lets only the owner read
+
+
+def _tokenizer_settings(context_length: int, has_end: bool) -> dict[str, Any]:
+    """What transformers' tokenizer is told: programs that score whole texts put the token before that begins one."""
+    roles = {"bos_token": END_OF_TEXT, "eos_token": END_OF_TEXT} if has_end else {}
+    return {"tokenizer_class": "PreTrainedTokenizerFast", **roles, "model_max_length": context_length}
 
 
 def _tensor(raw: RawTensor) -> Tensor:

@@ -9,6 +9,7 @@ from typing import Any
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.results import Answer
 from minilab_gen.text import openai_logprobs
+from minilab_gen.text.call_reader import CallReading, call_object, read_answer
 from minilab_gen.text.tokenizer import Tokenizer
 
 
@@ -22,10 +23,13 @@ class Heading:
     """Unix time in seconds."""
     model: str
     seed: int | None
-    prompt: Sequence[int]
+    prompts: Sequence[Sequence[int]]
+    """Of one request: each has as many answers as every other."""
     tokenizer: Tokenizer
     echo: bool = False
     """Whether the text of each answer begins with the prompt."""
+    calls: CallReading | None = None
+    """How calls of tools in the answers are read; None where they stay text."""
 
 
 def completion_object(heading: Heading, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -36,15 +40,16 @@ def completion_object(heading: Heading, answers: Sequence[Answer]) -> dict[str, 
         "created": heading.created,
         "model": heading.model,
         "system_fingerprint": answers[0].fingerprint,
-        "choices": [_choice(index, answer, heading) for index, answer in enumerate(answers)],
-        "usage": usage_of([answer.end for answer in answers]),
+        "choices": [_choice(index, answer, heading, len(answers)) for index, answer in enumerate(answers)],
+        "usage": usage_of([answer.end for answer in answers], len(heading.prompts)),
         "seed": heading.seed,
     }
 
 
-def usage_of(ends: Sequence[EndEvent]) -> dict[str, int]:
-    """What was read once, and written for all answers."""
-    prompt_tokens, tokens = ends[0].prompt_tokens, sum(end.tokens for end in ends)
+def usage_of(ends: Sequence[EndEvent], prompts: int = 1) -> dict[str, int]:
+    """What was read once for each prompt, and written for all answers."""
+    first_of_each = ends[:: len(ends) // prompts]
+    prompt_tokens, tokens = sum(end.prompt_tokens for end in first_of_each), sum(end.tokens for end in ends)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": tokens,
@@ -52,23 +57,26 @@ def usage_of(ends: Sequence[EndEvent]) -> dict[str, int]:
     }
 
 
-def ending_of(end: EndEvent) -> dict[str, Any]:
+def ending_of(end: EndEvent, *, has_calls: bool = False) -> dict[str, Any]:
     """Why an answer ended. OpenAI has no word for one that was cut off: ``stop_reason`` says it."""
+    ended = "tool_calls" if has_calls else "stop"
     reason = end.reason if end.reason in ("cancelled", "timeout") else end.stop_text
     return {
-        "finish_reason": "stop" if end.reason == "stop" else "length",
+        "finish_reason": ended if end.reason == "stop" else "length",
         **({} if reason is None else {"stop_reason": reason}),
         **({} if end.complete is None else {"complete": end.complete}),
     }
 
 
-def _choice(index: int, given: Answer, heading: Heading) -> dict[str, Any]:
-    text = heading.tokenizer.decode(heading.prompt) + given.text if heading.echo else given.text
+def _choice(index: int, given: Answer, heading: Heading, count: int) -> dict[str, Any]:
+    prompt = tuple(heading.prompts[index * len(heading.prompts) // count])
+    text = heading.tokenizer.decode(prompt) + given.text if heading.echo else given.text
+    message = _message(index, given, heading, prompt) if heading.chats else {}
     choice: dict[str, Any] = {
         "index": index,
-        **({"message": {"role": "assistant", "content": text}} if heading.chats else {"text": text}),
-        **ending_of(given.end),
-        "logprobs": _logprobs(given, text, heading),
+        **({"message": message} if heading.chats else {"text": text}),
+        **ending_of(given.end, has_calls="tool_calls" in message),
+        "logprobs": _logprobs(given, text, heading, prompt),
         "token_ids": list(given.ids),
     }
     if given.prompt_logprobs is not None and not heading.echo:
@@ -76,11 +84,19 @@ def _choice(index: int, given: Answer, heading: Heading) -> dict[str, Any]:
     return choice
 
 
-def _logprobs(given: Answer, text: str, heading: Heading) -> dict[str, Any] | None:
+def _message(index: int, given: Answer, heading: Heading, prompt: tuple[int, ...]) -> dict[str, Any]:
+    if heading.calls is None:
+        return {"role": "assistant", "content": given.text}
+    content, calls = read_answer(heading.calls, given.ids, given.text, prompt, heading.tokenizer)
+    listed = [call_object(call, heading.object_id, index, number) for number, call in enumerate(calls)]
+    return {"role": "assistant", "content": content, **({"tool_calls": listed} if listed else {})}
+
+
+def _logprobs(given: Answer, text: str, heading: Heading, prompt: tuple[int, ...]) -> dict[str, Any] | None:
     """Those of the text; None where none were asked for."""
     if given.logprobs is None:
         return None
-    prompt, tokenizer = tuple(heading.prompt), heading.tokenizer
+    tokenizer = heading.tokenizer
     if heading.chats:
         return openai_logprobs.of_chat(given.ids, given.logprobs, tokenizer)
     if heading.echo:

@@ -11,7 +11,7 @@ import redis
 
 from chaos.audit import Audit
 from chaos.checkpoint import Answers
-from chaos.http_clients import HttpClient
+from chaos.http_clients import HttpClient, without_comments
 from chaos.http_compare import is_beginning, stream_fault
 from chaos.http_load import URLS
 from chaos.load import PlannedJob
@@ -112,7 +112,7 @@ class HttpAudit:
             self._findings.different.append(f"{who}: the answer was {client.answer} and is {whole}")
         elif client.plan.streams:
             sent = self._http.get(path, params={"stream": "true"}).content.split(b"\n\n")
-            uncut = [event + b"\n\n" for event in sent if event and not event.startswith(b":")]
+            uncut = [event + b"\n\n" for block in sent if (event := without_comments(block))]
             fault = stream_fault(client.events, uncut, expected)
             if fault is not None:
                 getattr(self._findings, fault[0]).append(f"{who}: {fault[1]}")
@@ -133,7 +133,7 @@ class HttpAudit:
             whole.get("created", 0),
             keys.DEFAULT_MODEL,
             whole.get("seed") if seed is None else seed,
-            ask.request.prompt,
+            [ask.request.prompt],
             get_tokenizer(),
         )
         return completion_object(heading, answers) | {"system_fingerprint": whole.get("system_fingerprint")}

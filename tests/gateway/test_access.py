@@ -16,8 +16,8 @@ from typing import Any, cast
 import pytest
 import redis
 from minilab_gateway.app import make_routes
-from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
+from minilab_gateway.service import Service
 from minilab_gateway.settings import GatewaySettings
 from minilab_worker.worker import Worker
 from starlette.routing import BaseRoute, Route
@@ -95,7 +95,8 @@ def paths_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
 
 
 def test_no_route_of_the_app_but_these_answers_without_a_key(locked: Gateway, server: redis.Redis) -> None:
-    app = make_routes(GatewaySettings(), server, Metrics(), Limits(), lambda: False)
+    settings = GatewaySettings()
+    app = make_routes(settings, server, Service(server, settings), Metrics(), lambda: False)
     paths = {re.sub("{.*?}", "x", path) for path in paths_of(app.routes)}
     with locked.http() as http:
         answers = {
@@ -247,16 +248,17 @@ def test_hangup_reads_the_keys_again(start_gateway: StartGateway, tmp_path: Path
 
 def test_a_key_has_its_limits(start_gateway: StartGateway, start_worker: Callable[..., Worker], tmp_path: Path) -> None:
     start_worker()
-    limits = "requests-per-minute=3 jobs=2 models=base"
+    limits = "requests-per-minute=2 jobs=2 models=base"
     gateway = start_gateway("--api-keys", str(write_keys(tmp_path / "keys", "alice", options=limits)))
     with gateway.http(headers=bearer("alice")) as http:
         many = http.post("/v1/completions", json={**ASKED, "n": 3})
         other = http.post("/v1/completions", json={**ASKED, "model": "other"})
-        http.get("/v1/models")
-        late = http.get("/v1/models")
+        looked = http.get("/v1/models")
+        late = http.post("/v1/completions", json=ASKED)
 
     assert (many.status_code, many.json()["error"]["code"]) == (429, "too_many_jobs")
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+    assert looked.status_code == 200
     assert (late.status_code, late.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert int(late.headers["retry-after"]) >= 1
 
@@ -264,7 +266,7 @@ def test_a_key_has_its_limits(start_gateway: StartGateway, start_worker: Callabl
 def test_a_page_of_an_allowed_origin_may_ask_and_read_errors(locked: Gateway) -> None:
     page = {"Origin": "https://page.example"}
     asks = {"Access-Control-Request-Method": "POST"}
-    asks["Access-Control-Request-Headers"] = "authorization,content-type,last-event-id,idempotency-key"
+    asks["Access-Control-Request-Headers"] = "authorization,content-type,last-event-id,x-stainless-retry-count"
     with locked.http() as http:
         preflight = http.options("/v1/chat/completions", headers={**page, **asks})
         refused = http.post("/v1/chat/completions", json={}, headers=page)

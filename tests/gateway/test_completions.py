@@ -133,6 +133,55 @@ def test_the_first_of_several_answers_is_the_one_that_comes_alone(gateway: Gatew
     assert several.choices[0].text == alone.choices[0].text
 
 
+@pytest.mark.parametrize("prompts", [["Phileas"], [[5, 6]]], ids=str)
+def test_a_list_of_one_prompt_is_that_prompt(gateway: Gateway, prompts: list[Any]) -> None:
+    alone = gateway.complete(**{**GREEDY, "prompt": prompts[0]}, logprobs=1, echo=True)
+
+    listed = gateway.complete(**{**GREEDY, "prompt": prompts}, logprobs=1, echo=True)
+
+    assert listed.choices == alone.choices
+
+
+@pytest.mark.parametrize("n", [1, 2])
+@pytest.mark.parametrize("fields", [{}, {"logprobs": 2}, {"logprobs": 1, "echo": True}], ids=str)
+def test_each_of_several_prompts_is_answered_as_if_it_were_alone(
+    gateway: Gateway, n: int, fields: dict[str, Any]
+) -> None:
+    asked: dict[str, Any] = {**GREEDY, "temperature": 1, "seed": 3, "n": n, **fields}
+    prompts: list[Any] = ["Phileas Fogg", [5, 6, 7], "Paris"]
+    alone = [gateway.complete(**{**asked, "prompt": prompt}) for prompt in prompts]
+
+    together = gateway.complete(**{**asked, "prompt": prompts})
+
+    assert [choice.index for choice in together.choices] == list(range(3 * n))
+    assert [choice.text for choice in together.choices] == [c.text for each in alone for c in each.choices]
+    assert [choice.logprobs for choice in together.choices] == [c.logprobs for each in alone for c in each.choices]
+    usages = [each.usage for each in alone if each.usage is not None]
+    assert together.usage is not None
+    assert together.usage.prompt_tokens == sum(usage.prompt_tokens for usage in usages)
+    assert together.usage.completion_tokens == sum(usage.completion_tokens for usage in usages)
+    with gateway.http() as http:
+        again = http.get(f"/v1/completions/{together.id}").json()
+        one = http.get(f"/v1/completions/{together.id}-{n}")
+    assert again == together.to_dict()
+    assert one.json()["choices"][0]["text"] == together.choices[n].text
+
+
+def test_a_stream_of_several_prompts_adds_up_to_their_answers(gateway: Gateway) -> None:
+    asked: dict[str, Any] = {**GREEDY, "prompt": ["Phileas Fogg", [5, 6, 7]], "seed": 3, "logprobs": 1}
+    plain = gateway.complete(**asked)
+
+    *chunks, last = gateway.chunks(**asked, stream_options={"include_usage": True})
+
+    assert last.usage == plain.usage
+    for index, whole in enumerate(plain.choices):
+        own = [chunk.choices[0] for chunk in chunks if chunk.choices[0].index == index]
+        assert "".join(choice.text for choice in own) == whole.text
+        listed = [choice.logprobs for choice in own if choice.logprobs is not None]
+        assert whole.logprobs is not None
+        assert [offset for each in listed for offset in each.text_offset or []] == whole.logprobs.text_offset
+
+
 def test_a_stop_text_ends_an_answer_and_is_named(gateway: Gateway) -> None:
     text = gateway.complete(**GREEDY, **STOPS).choices[0].text
     stop = text[len(text) // 2 :][:3]
@@ -172,7 +221,8 @@ def test_parameters_that_change_nothing_are_accepted(gateway: Gateway) -> None:
         ({"max_tokens": 0}, "max_tokens", "max_tokens must be at least 1, got 0"),
         ({"temperature": -1}, "temperature", "temperature must be"),
         ({"n": 0}, "n", "n must be a whole number from 1 to 64, got 0"),
-        ({"prompt": ["a", "b"]}, "prompt", "prompt must be one text"),
+        ({"prompt": ["a", 5]}, "prompt", "prompt must be one text"),
+        ({"prompt": ["a"] * 33, "n": 2}, "prompt", "prompt must ask for at most 64 answers, prompts times n, got 66"),
         ({"prompt": ""}, "prompt", "prompt must hold"),
         ({"prompt": [5] * 64}, "prompt", "prompt must hold 1 to 63 ids, got 64"),
         ({"stream": "yes"}, "stream", "stream must be true or false"),

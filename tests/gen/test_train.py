@@ -156,7 +156,14 @@ def test_a_run_leaves_a_checkpoint_its_record_and_its_curve(corpus: Corpus, tmp_
 
     run = trained(SETTINGS, corpus, folder)
 
-    names = {"config.json", "model.safetensors", "tokenizer.json", "training.json", "training.png"}
+    names = {
+        "config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "training.json",
+        "training.png",
+    }
     assert {file.name for file in folder.iterdir()} == names
     assert same_weights(read_model(folder), run.model)
     assert get_tokenizer(folder).to_json() == run.tokenizer.to_json()
@@ -175,7 +182,7 @@ def test_without_matplotlib_a_run_says_so_before_its_first_step_and_draws_no_cur
 
     assert said.getvalue().startswith("matplotlib is not installed, so no training.png will be drawn")
     assert "pip install matplotlib\n" in said.getvalue()
-    names = {"config.json", "model.safetensors", "tokenizer.json", "training.json"}
+    names = {"config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json", "training.json"}
     assert {file.name for file in tmp_path.iterdir()} - {"book.txt"} == names
 
 

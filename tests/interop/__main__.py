@@ -1,4 +1,4 @@
-"""``python -m interop``: start a service and look at it with each tool."""
+"""``python -m interop``: start a service and look at it with each tool, then another for programs of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import signal
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from support.own_service import OwnService
 from interop import course
 from interop.commands import documented
 from interop.environments import NotInstalledError, program
+from interop.openai_course import LOOKS
+from interop.openai_service import OpenAIService, openai_service
 from interop.scene import Scene, set_up
 from interop.site import Site, free_port
 
@@ -38,15 +42,47 @@ _SITES: dict[str, tuple[course.Look, course.Look]] = {
     default=ROOT / ".venv-interop",
     help="Folder in which the tools are installed, each in an environment of its own.",
 )
-def main(environments: Path) -> None:
+@click.argument("parts", nargs=-1, type=click.Choice(["rq", *LOOKS]))
+def main(environments: Path, parts: Sequence[str]) -> None:
     """Look at a service with rq info, redis-cli, rq-dashboard and rq-exporter, and check what they show.
 
-    A tool that cannot be had is skipped, and that is said.
+    Then have programs that speak OpenAI's API ask a gateway, as docs/http tells. PARTS runs only those. A tool that
+    cannot be had is skipped, and that is said.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended
     if BINARY is None:
         _skip("all tools", "there is no redis-server or valkey-server on the PATH")
         return
+    began = time.monotonic()
+    if not parts or "rq" in parts:
+        _look_at_queue(environments)
+    asking = [tool for tool in LOOKS if not parts or tool in parts]
+    if asking:
+        _ask_gateway(asking, environments)
+    click.echo(f"interop: {time.monotonic() - began:.0f} s")
+
+
+def _ask_gateway(tools: Sequence[str], environments: Path) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="mli-") as name,
+        openai_service(Path(name)) as service,
+        ThreadPoolExecutor(2) as threads,  # while one is installed or imports, another one asks
+    ):
+        for done in [threads.submit(_ask_with, tool, service, environments) for tool in tools]:
+            done.result()
+
+
+def _ask_with(tool: str, service: OpenAIService, environments: Path) -> None:
+    began = time.monotonic()
+    try:
+        LOOKS[tool](service, environments)
+    except NotInstalledError as error:
+        _skip(tool, str(error))
+    else:
+        click.echo(f"{tool}: asked, {time.monotonic() - began:.0f} s")
+
+
+def _look_at_queue(environments: Path) -> None:
     began = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="mli-") as name:
         folder = Path(name)
@@ -61,7 +97,6 @@ def main(environments: Path) -> None:
                 scene = set_up(service)
                 click.echo(f"a job in each state, after {time.monotonic() - began:.0f} s: {', '.join(scene.jobs)}")
                 _look(scene, f"redis://127.0.0.1:{port}/0", environments, folder)
-    click.echo(f"interop: {time.monotonic() - began:.0f} s")
 
 
 def _look(scene: Scene, url: str, environments: Path, folder: Path) -> None:
