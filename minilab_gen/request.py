@@ -118,27 +118,27 @@ def _stop_text(text: object, index: int) -> str:
 class RequestSettings(TypedDict, total=False):
     """All that may be set beside the prompt, as keyword arguments: the same names as :data:`GIVEN_FIELDS`.
 
-    ``None`` asks for the default, wherever there is one that is no number of its own.
+    ``None`` asks for the default, as leaving one out does.
     """
 
     max_new_tokens: int | None
-    temperature: float
+    temperature: float | None
     top_k: int | None
     top_p: float | None
     seed: int | None
-    min_p: float
-    repetition_penalty: float
-    presence_penalty: float
-    frequency_penalty: float
+    min_p: float | None
+    repetition_penalty: float | None
+    presence_penalty: float | None
+    frequency_penalty: float | None
     logit_bias: Mapping[int, float] | Mapping[str, float] | None
-    min_tokens: int
+    min_tokens: int | None
     allowed_token_ids: Sequence[int] | None
     bad_words_ids: Sequence[Sequence[int]] | None
     bad_words: Sequence[str] | None
     stop_ids: Sequence[int] | None
-    ignore_eos: bool
+    ignore_eos: bool | None
     stop: str | Sequence[str] | None
-    include_stop: bool
+    include_stop: bool | None
     response_format: Mapping[str, Any] | type | None
     regex: str | None
     choice: Sequence[str] | None
@@ -262,17 +262,10 @@ SETTING_FIELDS: Final[tuple[str, ...]] = tuple(
 GIVEN_FIELDS: Final = (*SETTING_FIELDS, "bad_words", "ignore_eos")
 """What users may set beside the prompt. The last ones become others of a request by its model's card and tokenizer."""
 
-_DEFAULT_DEPENDS: Final = (
-    *("max_new_tokens", "seed", "stop_ids", "stop", "include_stop"),
-    *("logprobs", "prompt_logprobs"),
-    *FORM_FIELDS,
-)
-"""Settings of which ``None`` is no value: it asks for the default, as leaving them out does."""
-
 
 def given_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """The settings without those whose ``None`` asks for the default."""
-    return {name: value for name, value in settings.items() if value is not None or name not in _DEFAULT_DEPENDS}
+    """The settings without those that are ``None``, which asks for the default as leaving them out does."""
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def check_prompt(prompt: Sequence[int], limits: ModelLimits, *, leaves_room: bool = True) -> None:

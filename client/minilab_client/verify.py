@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import closing
 from dataclasses import asdict
 from itertools import islice
@@ -21,6 +22,7 @@ from minilab_gen.protocol.keys import PRIORITIES, Priority
 if TYPE_CHECKING:
     import redis
 
+    from minilab_gen.protocol.listing import JobRow
     from minilab_gen.protocol.verification import Verification
 
 
@@ -69,10 +71,14 @@ def verify(
     if ids and model is not None:
         raise click.UsageError("--model goes with --last")
     with settings.connect() as connection:
-        job_ids = _named(connection, ids) if last is None else _newest(connection, last, model)
-        if not job_ids:
+        if last is None:
+            return _verify(connection, _named(connection, ids), priority, as_json)
+        newest = _newest(connection, last, model)
+        if not newest:
             say("no finished job to verify")
-        return _verify(connection, job_ids, priority, as_json)
+        served = _served(connection, newest)
+        code = _verify(connection, served, priority, as_json)
+        return code if len(served) == len(newest) else ExitCode.FAILED
 
 
 def _named(connection: redis.Redis, names: tuple[str, ...]) -> list[str]:
@@ -81,12 +87,27 @@ def _named(connection: redis.Redis, names: tuple[str, ...]) -> list[str]:
     return [job_id for name in names for job_id in jobs_named(connection, name)]
 
 
-def _newest(connection: redis.Redis, count: int, model: str | None) -> list[str]:
+def _newest(connection: redis.Redis, count: int, model: str | None) -> list[JobRow]:
     from minilab_gen.protocol.listing import Wanted, newest_jobs
     from minilab_gen.protocol.verification import MARK
 
     rows = newest_jobs(connection, Wanted(state="finished", model=model), say_unreadable)
-    return list(islice((row.job_id for row in rows if not row.job_id.startswith(MARK)), count))
+    return list(islice((row for row in rows if not row.job_id.startswith(MARK)), count))
+
+
+def _served(connection: redis.Redis, rows: list[JobRow]) -> list[str]:
+    """The ids of those whose model a worker serves: who asks for the newest jobs does not know for which to wait."""
+    from minilab_gen.protocol import keys
+    from minilab_gen.protocol.jobs import workers_alive
+
+    away = Counter(row.model for row in rows)
+    for model in list(away):
+        if workers_alive(connection, keys.queue_name(model)):
+            del away[model]
+    for model, count in away.items():
+        jobs = "1 job is" if count == 1 else f"{count} jobs are"
+        say(f"no worker serves the model {model}: {jobs} not verified; start one, or choose others with --model")
+    return [row.job_id for row in rows if row.model not in away]
 
 
 def _verify(connection: redis.Redis, job_ids: list[str], priority: Priority, as_json: bool) -> ExitCode:

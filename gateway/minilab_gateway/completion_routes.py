@@ -25,9 +25,9 @@ from minilab_gateway.exchange import (
     position,
     refused,
 )
-from minilab_gateway.json_bytes import encoded, parsed_object
+from minilab_gateway.json_bytes import encoded
 from minilab_gateway.notes import RouteName
-from minilab_gateway.service import Service, Wish, digest_of
+from minilab_gateway.service import Service, Wish
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError, UnknownModelError
@@ -108,14 +108,15 @@ class CompletionRoutes:
 
     async def _create(self, request: Request, name: RouteName) -> Response:
         began = time.perf_counter()
-        body = parsed_object(await request.body())
+        sent = await request.body()
+        body = await self._service.parsed(sent)
         streams, usage, stays = _http_fields(body)
         owner, retry_key = key_of(request.scope).name, idempotency_key(request, self._settings.idempotency_header)
         if streams and body.get("echo"):
             raise ApiError(400, "echo goes with stream false", param="echo")
         asked_body = {field: value for field, value in body.items() if field not in HTTP_FIELDS}
-        allowance = allowance_of(request.scope)
-        wish = Wish(_ROUTES[name], name, asked_body, owner, retry_key, usage, digest_of(body), allowance)
+        digest, allowance = await self._service.digest(sent, body), allowance_of(request.scope)
+        wish = Wish(_ROUTES[name], name, asked_body, owner, retry_key, usage, digest, allowance)
         completion = await self._service.run(self._service.find_first_try, wish)
         if completion is None:
             completion = await self._submit(request, wish)

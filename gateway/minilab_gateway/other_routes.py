@@ -10,7 +10,7 @@ from fastapi.responses import Response
 from minilab_gateway import schemas
 from minilab_gateway.doors import key_of
 from minilab_gateway.errors import ApiError
-from minilab_gateway.json_bytes import encoded, parsed_object
+from minilab_gateway.json_bytes import encoded
 from minilab_gateway.metrics import TYPE, Metrics
 from minilab_gateway.service import Service
 from minilab_gateway.stream_hub import StreamHub
@@ -72,14 +72,14 @@ def token_router(service: Service) -> APIRouter:
         response_class=Response,
     )
     async def tokenize(request: Request) -> Response:
-        body = parsed_object(await request.body())
+        body = await service.parsed(await request.body())
         model = await _model_of(service, request, body)
         ids = await service.run(_ids, body, model)
         return _json({"count": len(ids), "max_model_len": model.card.context_length, "tokens": list(ids)})
 
     @router.post("/detokenize", summary="Ids as a text", openapi_extra=schemas.DETOKENIZE, response_class=Response)
     async def detokenize(request: Request) -> Response:
-        body = parsed_object(await request.body())
+        body = await service.parsed(await request.body())
         _check_fields(body, ("model", "tokens"))
         model = await _model_of(service, request, body)
         return _json({"prompt": await service.run(_text, body.get("tokens"), model)})

@@ -27,12 +27,12 @@ from minilab_gateway.exchange import (
     position,
     refused,
 )
-from minilab_gateway.json_bytes import encoded, parsed_object
+from minilab_gateway.json_bytes import encoded
 from minilab_gateway.response_events import ResponseEvents, last_number
 from minilab_gateway.response_jobs import ResponseJobs
 from minilab_gateway.response_notes import note_on
 from minilab_gateway.response_objects import MOST_ITEMS, Response, item_list
-from minilab_gateway.service import Service, Wish, digest_of
+from minilab_gateway.service import Service, Wish
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError, UnknownModelError
@@ -94,12 +94,13 @@ class ResponseRoutes:
 
     async def _create(self, request: Request) -> HttpResponse:
         began = time.perf_counter()
-        body = parsed_object(await request.body())
+        sent = await request.body()
+        body = await self._service.parsed(sent)
         wanted = _wanted(body)
         owner, retry_key = key_of(request.scope).name, idempotency_key(request, self._settings.idempotency_header)
         asked_body = {field: value for field, value in body.items() if field not in _HTTP_FIELDS}
-        allowance = allowance_of(request.scope)
-        wish = Wish(RESPONSES, "response", asked_body, owner, retry_key, False, digest_of(body), allowance)
+        digest, allowance = await self._service.digest(sent, body), allowance_of(request.scope)
+        wish = Wish(RESPONSES, "response", asked_body, owner, retry_key, False, digest, allowance)
         completion = await self._service.run(self._jobs.first_try, wish)
         if completion is None:
             completion = await self._submit(request, wish, wanted)

@@ -11,7 +11,7 @@ import redis
 
 from chaos.audit import Audit
 from chaos.checkpoint import Answers
-from chaos.http_clients import HttpClient
+from chaos.http_clients import HttpClient, without_comments
 from chaos.http_compare import is_beginning, stream_fault
 from chaos.http_load import URLS
 from chaos.load import PlannedJob
@@ -112,7 +112,7 @@ class HttpAudit:
             self._findings.different.append(f"{who}: the answer was {client.answer} and is {whole}")
         elif client.plan.streams:
             sent = self._http.get(path, params={"stream": "true"}).content.split(b"\n\n")
-            uncut = [event + b"\n\n" for event in sent if event and not event.startswith(b":")]
+            uncut = [event + b"\n\n" for block in sent if (event := without_comments(block))]
             fault = stream_fault(client.events, uncut, expected)
             if fault is not None:
                 getattr(self._findings, fault[0]).append(f"{who}: {fault[1]}")

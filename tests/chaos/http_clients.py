@@ -55,6 +55,13 @@ def data_of(event: bytes) -> Any:
     return json.loads(data)
 
 
+def without_comments(block: bytes) -> bytes:
+    """An event without the comments before it; empty where there is nothing else."""
+    while block.startswith(b":"):
+        _, _, block = block.partition(b"\n")
+    return block
+
+
 class HttpClient:
     """One client and its request."""
 
@@ -219,9 +226,8 @@ class HttpClient:
         for piece in response.iter_raw():
             *blocks, rest = (rest + piece).split(b"\n\n")
             for block in blocks:
-                if block.startswith(b":"):
-                    continue
-                self._take(block + b"\n\n")
+                if event := without_comments(block):
+                    self._take(event + b"\n\n")
                 if self.has_ended or self.failure:
                     return
             if len(self.events) > seen and self._leaves(len(self.events)):

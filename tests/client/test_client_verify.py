@@ -13,10 +13,12 @@ from minilab_worker.serving import ServedModel
 from rq.job import Job
 from support.client_program import client, end, events, run, start, submit
 from support.verification import REQUEST, StartWorker, alter, finished, nothing_is_left, rewrite
+from support.waiting import wait_until
 
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.events import EndEvent, TokenEvent
+from minilab_gen.protocol.jobs import workers_alive
 from minilab_gen.protocol.streams import publish, published_tokens, read_stream
 from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.verification import MARK
@@ -224,6 +226,23 @@ def test_the_newest_finished_jobs_are_chosen_and_no_verification(server: redis.R
 
     assert [line.split()[0] for line in result.stdout.splitlines()] == [newest, newer]
     assert client("verify", "--last", "5", "--model", "other").stderr == "no finished job to verify\n"
+
+
+def test_the_newest_jobs_of_a_model_that_no_worker_serves_are_not_waited_for(
+    server: redis.Redis, start_worker: StartWorker
+) -> None:
+    worker = start_worker()
+    finished(server, [REQUEST, replace(REQUEST, max_new_tokens=3)])
+    worker.stop()
+    wait_until(lambda: not workers_alive(server, keys.queue_name("base")))
+
+    result = client("verify", "--last", "2")
+
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert result.stderr == (
+        "no worker serves the model base: 2 jobs are not verified; start one, or choose others with --model\n"
+    )
+    assert not server.exists(f"rq:queue:{keys.queue_name('base')}")
 
 
 @pytest.mark.parametrize("arguments", [(), ("x", "--last", "3"), ("x", "--model", "base"), ("--last", "0")])

@@ -51,7 +51,9 @@ def test_an_answer_ends_before_a_stop_text(server: redis.Redis, start_worker: St
         found = finished(minilab_gen.submit("Phileas Fogg", max_new_tokens=30, stop=given))
         assert (found.text, found.end.reason, found.end.stop_text) == (whole[: whole.index(stop)], "stop", stop)
         assert len(found.ids) == found.end.tokens < 30
-    assert finished(minilab_gen.submit("Phileas Fogg", max_new_tokens=30, stop=None)).text == whole
+    assert (
+        finished(minilab_gen.submit("Phileas Fogg", max_new_tokens=30, stop=None, min_p=None, seed=None)).text == whole
+    )
 
 
 def test_a_text_is_continued_as_the_reference_does(

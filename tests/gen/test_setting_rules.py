@@ -14,7 +14,14 @@ from support.random_settings import random_settings
 from support.refusals import refusal
 
 from minilab_gen.model_settings import bad_word_ids, check_settings, own_ends, request_fields
-from minilab_gen.request import GREEDY, GenerationRequest, ModelLimits, SamplingSettings
+from minilab_gen.request import (
+    GIVEN_FIELDS,
+    GREEDY,
+    GenerationRequest,
+    ModelLimits,
+    SamplingSettings,
+    given_settings,
+)
 from minilab_gen.text.tokenizer import Tokenizer, get_tokenizer
 
 
@@ -90,6 +97,11 @@ def test_null_is_the_default_where_it_is_no_number() -> None:
     off: dict[str, Any] = {"logit_bias": None, "allowed_token_ids": None, "bad_words_ids": None}
 
     assert SamplingSettings(**off) == SamplingSettings(logit_bias={}, bad_words_ids=()) == GREEDY
+
+
+@pytest.mark.parametrize("name", GIVEN_FIELDS)
+def test_none_leaves_any_setting_out(name: str) -> None:
+    assert given_settings({"top_p": 0.5, name: None}) == ({} if name == "top_p" else {"top_p": 0.5})
 
 
 def test_keys_of_a_bias_are_the_same_as_numbers_and_as_texts_in_any_order() -> None:

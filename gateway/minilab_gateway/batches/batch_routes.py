@@ -19,7 +19,7 @@ from minilab_gateway.batches.pages import Page, list_object
 from minilab_gateway.batches.upload import checked_seconds
 from minilab_gateway.doors import key_of
 from minilab_gateway.errors import ApiError
-from minilab_gateway.json_bytes import encoded, parsed_object
+from minilab_gateway.json_bytes import encoded
 from minilab_gateway.service import Service
 from minilab_gen.batch.openai_form import ROUTES
 from minilab_gen.request import shown
@@ -51,7 +51,7 @@ class BatchRoutes:
 
         @router.post("/v1/batches", summary="Answer a file of requests", openapi_extra=schemas.BATCH, **named)
         async def create(request: Request) -> Response:
-            asked = _asked(parsed_object(await request.body()), key_of(request.scope))
+            asked = _asked(await self._service.parsed(await request.body()), key_of(request.scope))
             batch = await self._service.run(self._create, asked)
             self._wake()
             return _json(batch.to_json())
