@@ -29,7 +29,7 @@ PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist loadfile --no-loadscope-
 # What `make check` runs the tests with: `test`, or `coverage`, which measures, too, and takes more than half as long again.
 TESTS ?= test
 
-# How many runs `make chaos` makes, half a minute each.
+# How many runs `make chaos` makes, a minute each.
 SEEDS ?= 20
 
 # What `make compose-test` runs: "docker compose" or "docker-compose"; empty, what is there.

@@ -19,7 +19,7 @@ from rq.job import Job
 from rq.timeouts import JobTimeoutException
 
 from minilab_gen.constraints.compiler import FormCompiler
-from minilab_gen.errors import JobCancelledError, JobTimeoutError, MiniLabError, StreamError
+from minilab_gen.errors import JobCancelledError, JobTimeoutError, MiniLabError, RequestError, StreamError
 from minilab_gen.logprobs import prompt_to_text
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.clock import server_time
@@ -137,7 +137,8 @@ class _Task:
             self._end_unfinished("cancelled")
             raise
         except Exception as error:
-            self._end_unfinished("error", error=str(error))
+            is_refused = True if isinstance(error, RequestError) else None
+            self._end_unfinished("error", error=str(error), refused=is_refused)
             raise
         self._end(reason, **details)
         return self._transcript.result()

@@ -10,7 +10,6 @@ from typing import Any
 import click
 
 from minilab_client.exit_codes import ExitCode, report
-from minilab_client.given_text import decoded
 from minilab_client.job_options import model_option, priority_option, template_kwargs_option, timeout_option
 from minilab_client.output import flush, say, write
 from minilab_client.sampling_options import sampling_options
@@ -18,6 +17,7 @@ from minilab_client.settings import ClientSettings, pass_settings, redis_url_opt
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.keys import Priority
 from minilab_gen.request import DEFAULT_CHAT_TOKENS
+from minilab_gen.utf8_text import decoded
 
 
 @click.command(

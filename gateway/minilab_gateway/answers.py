@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
-from minilab_gateway.chunks import Chunks, error_event
+from minilab_gateway.chunks import failure
 from minilab_gateway.completion import Completion
 from minilab_gateway.errors import ApiError, api_error
 from minilab_gateway.metrics import Metrics
@@ -21,6 +21,22 @@ from minilab_gen.protocol.events import Event, TokenEvent
 from minilab_gen.protocol.results import Answer, JobResult
 
 _log = logging.getLogger(__name__)
+
+
+class Writer(Protocol):
+    """Makes the events of a stream of those of its jobs."""
+
+    def first(self) -> bytes:
+        """What is known before any token."""
+
+    def of_events(self, index: int, events: Iterable[Event]) -> bytes:
+        """What is written about events of one job. Raises ApiError where that failed and ends the stream."""
+
+    def last(self) -> bytes:
+        """What follows when all jobs have ended."""
+
+    def failed(self, error: ApiError) -> bytes:
+        """What ends a stream that failed."""
 
 
 @dataclass(slots=True)
@@ -40,27 +56,25 @@ class Answers:
         """``is_closing`` tells whether this process ends: then clients may go on at another one."""
         self._service, self._hub, self._metrics, self._is_closing = service, hub, metrics, is_closing
 
-    async def stream(
-        self, delivery: Delivery, seen: Sequence[int] | None, began: float | None
-    ) -> AsyncGenerator[bytes, None]:
-        """The events behind ``seen``, those that are there together in one piece. :meth:`end` must follow."""
+    async def stream(self, delivery: Delivery, writer: Writer, began: float | None) -> AsyncGenerator[bytes, None]:
+        """What is written, for events that are there together in one piece. :meth:`end` must follow."""
         completion = delivery.completion
-        chunks = Chunks(completion, seen)
         try:
-            if first := chunks.first():
+            if first := writer.first():
                 yield first
             async with aclosing(self._merged(completion.job_ids)) as merged:
                 async for index, events in merged:
                     began = self._count(events, began)
-                    if piece := chunks.of_events(index, events):
+                    if piece := writer.of_events(index, events):
                         yield piece
             delivery.is_over = True
-            yield chunks.last()
+            if last := writer.last():
+                yield last
         except Exception as error:  # noqa: BLE001 - the 200 has been sent: only the stream can tell
             delivery.is_over = True
             if not delivery.stays and len(completion.job_ids) > 1:
                 self._service.cancel_soon(completion.job_ids)  # the other answers, which nobody will read
-            yield error_event(self._told(error))
+            yield writer.failed(self._told(error))
 
     def end(self, delivery: Delivery) -> None:
         """Whoever waited for it has it, or does not wait any more: then its jobs are cancelled, unless they stay."""
@@ -72,17 +86,12 @@ class Answers:
 
     async def whole(self, completion: Completion, began: float) -> dict[str, Any]:
         """The answer, once all of its jobs have ended. Raises ApiError for one that failed."""
-        async with aclosing(self._merged(completion.job_ids)) as merged:
-            first: float | None = began
-            async for _, events in merged:
-                first = self._count(events, first)
+        await self.read(completion, began)
         found, fingerprint = await self._service.run(self._service.results, completion.job_ids)
         ended = [result for result in found if result is not None]
         for result in ended:
             if result.end.reason == "error":
-                raise ApiError(
-                    500, f"the job failed: {result.end.error or 'no reason was recorded'}", code="job_failed"
-                )
+                raise failure(result.end, completion.note)
         if len(ended) < len(found):
             raise ApiError(500, "the end of an answer is missing", code="stream_damaged")
         note = completion.note
@@ -95,14 +104,31 @@ class Answers:
             completion.prompts,
             completion.tokenizer,
             note.echo,
+            completion.calls,
         )
         return completion_object(heading, [_answer(result, note.created, fingerprint) for result in ended])
 
+    async def read(self, completion: Completion, began: float) -> None:
+        """Read for a client until all jobs have ended."""
+        async with aclosing(self._merged(completion.job_ids)) as merged:
+            first: float | None = began
+            async for _, events in merged:
+                first = self._count(events, first)
+
+    async def ended(self, job_ids: Sequence[str]) -> None:
+        """Wait until all jobs have ended, for nobody who reads what they give."""
+        async with aclosing(self._merged(job_ids)) as merged:
+            async for _ in merged:
+                pass
+
     async def whole_or_gone(
-        self, delivery: Delivery, gone: Callable[[], Coroutine[Any, Any, None]], began: float
+        self,
+        delivery: Delivery,
+        whole: Coroutine[Any, Any, dict[str, Any]],
+        gone: Callable[[], Coroutine[Any, Any, None]],
     ) -> dict[str, Any] | None:
-        """The same; None where the client goes away before. :meth:`end` must follow."""
-        answering = asyncio.create_task(self.whole(delivery.completion, began))
+        """The answer that ``whole`` gives; None where the client goes away before. :meth:`end` must follow."""
+        answering = asyncio.create_task(whole)
         leaving = asyncio.create_task(gone())
         try:
             await asyncio.wait({answering, leaving}, return_when=asyncio.FIRST_COMPLETED)

@@ -20,7 +20,7 @@ from minilab_gen.request import shown
 _NAME: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _HASH: Final = re.compile(r"sha256:([0-9a-f]{64})")
 _OF_NOTHING: Final = hashlib.sha256(b"").digest()
-_LIMITS: Final = ("requests-per-minute", "jobs")
+_LIMITS: Final = ("requests-per-minute", "tokens-per-minute", "jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +31,8 @@ class ApiKey:
     """Empty where no keys are asked for."""
     digest: bytes = b""
     requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    """Of prompts and answers together."""
     jobs: int | None = None
     """Jobs at once."""
     models: frozenset[str] | None = None
@@ -107,9 +109,9 @@ def _key(words: list[str], where: str) -> ApiKey:
     given = dict(word.partition("=")[::2] for word in rest[1:])
     if unknown := [option for option in given if option not in (*_LIMITS, "models")]:
         raise RequestError(f"{where}: a key may have {', '.join(_LIMITS)} and models, got {shown(unknown[0])}")
-    rate, jobs = (_limit(name, given, where) for name in _LIMITS)
+    requests, tokens, jobs = (_limit(name, given, where) for name in _LIMITS)
     models = frozenset(filter(None, given["models"].split(","))) if "models" in given else None
-    return ApiKey(name, digest, rate, jobs, models)
+    return ApiKey(name, digest, requests, tokens, jobs, models)
 
 
 def _limit(name: str, given: Mapping[str, str], where: str) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, closing
 
@@ -14,13 +15,22 @@ from starlette.types import ASGIApp
 
 from minilab_gateway.answers import Answers
 from minilab_gateway.api_keys import ApiKeys
+from minilab_gateway.batches.batch_routes import BatchRoutes
+from minilab_gateway.batches.batch_store import BatchStore
+from minilab_gateway.batches.driver import Driver
+from minilab_gateway.batches.file_routes import file_router
+from minilab_gateway.batches.file_store import FileStore
+from minilab_gateway.batches.upload import AROUND_A_FILE
 from minilab_gateway.completion_routes import CompletionRoutes
-from minilab_gateway.doors import REQUEST_ID, Access, BodyLimit, RequestLines
+from minilab_gateway.doors import REQUEST_ID, Access, BodyLimit, Heads, RequestLines
 from minilab_gateway.errors import ApiError, api_error, unforeseen
-from minilab_gateway.limits import Limits
+from minilab_gateway.limits import HEADERS, Allowance, Limits
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.other_routes import health_router, model_router, token_router
+from minilab_gateway.overview import Overview, overview_router
 from minilab_gateway.page import page_router
+from minilab_gateway.response_jobs import ResponseJobs
+from minilab_gateway.response_routes import ResponseRoutes
 from minilab_gateway.service import Service
 from minilab_gateway.settings import GatewaySettings
 from minilab_gateway.stream_hub import StreamHub
@@ -30,12 +40,17 @@ from minilab_gen.protocol.endings import settle
 from minilab_gen.version import VERSION
 
 
-def make_app(
-    settings: GatewaySettings, connection: redis.Redis, keys: ApiKeys | None, is_closing: Callable[[], bool]
-) -> ASGIApp:
-    """The whole app. It closes the connection at its end; ``is_closing`` tells whether that is near."""
-    service, metrics, limits = Service(connection, settings), Metrics(), Limits()
+def make_routes(
+    settings: GatewaySettings,
+    connection: redis.Redis,
+    service: Service,
+    metrics: Metrics,
+    is_closing: Callable[[], bool],
+) -> FastAPI:
+    """All routes, without what stands before them and asks for a key."""
     hub = StreamHub(connect_async(settings.redis_url), lambda job_id: settle(connection, job_id))
+
+    driver = Driver(connection, service.model, settings, metrics)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -43,6 +58,8 @@ def make_app(
             stack.enter_context(closing(service))
             await stack.enter_async_context(aclosing(hub.connection))
             await stack.enter_async_context(hub)
+            driver.start()
+            stack.push_async_callback(asyncio.to_thread, driver.stop)
             yield
 
     app = FastAPI(
@@ -53,24 +70,39 @@ def make_app(
         root_path=settings.root_path,
         redoc_url=None,
     )
+    files, batches = FileStore(connection), BatchStore(connection)
+    app.include_router(file_router(service, files, batches, settings.max_file))
+    app.include_router(BatchRoutes(service, files, batches, settings.batch_window, driver.wake).router())
     answers = Answers(service, hub, metrics, is_closing)
-    app.include_router(CompletionRoutes(service, answers, limits, settings).router())
+    app.include_router(CompletionRoutes(service, answers, settings).router())
+    jobs = ResponseJobs(connection, service)
+    app.include_router(ResponseRoutes(service, jobs, answers, settings).router())
     app.include_router(model_router(service))
     app.include_router(token_router(service))
     app.include_router(health_router(service, hub, metrics))
+    app.include_router(overview_router(service, Overview(connection)))
     app.include_router(page_router())
     for kind in (ApiError, HTTPException, MiniLabError, redis.RedisError):
         app.add_exception_handler(kind, _told)
     app.add_exception_handler(Exception, _unforeseen)
-    doors: ASGIApp = BodyLimit(app, settings.max_body)
-    doors = Access(doors, keys, limits, settings.root_path)
-    doors = RequestLines(doors, metrics)
+    return app
+
+
+def make_app(
+    settings: GatewaySettings, connection: redis.Redis, keys: ApiKeys | None, is_closing: Callable[[], bool]
+) -> ASGIApp:
+    """The whole app. It closes the connection at its end; ``is_closing`` tells whether that is near."""
+    service, metrics, limits = Service(connection, settings), Metrics(), Limits(connection)
+    routes = make_routes(settings, connection, service, metrics, is_closing)
+    doors: ASGIApp = BodyLimit(routes, settings.max_body, settings.max_file + AROUND_A_FILE, settings.root_path)
+    doors = Access(doors, keys, lambda key: Allowance(key, limits), service.run, settings.root_path)
+    doors = Heads(RequestLines(doors, metrics))
     return CORSMiddleware(  # outermost, so that a page may read errors, too
         doors,
         allow_origins=settings.cors_origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["*"],  # OpenAI's JavaScript package tells of itself in a dozen of its own
-        expose_headers=["Retry-After", REQUEST_ID],
+        expose_headers=["Retry-After", REQUEST_ID, *HEADERS],
     )
 
 

@@ -1,11 +1,13 @@
 """A completion's stream of server-sent events, made of the events of its jobs.
 
 Whatever process writes them, and whenever, the same tokens give the same bytes: each token has a chunk of its own, and
-the event's ``id`` is the number of the token in its answer, with several answers one number for each, between dots.
+the event's ``id`` is the number of the token in its answer, with several answers one number for each, between dots. The
+text that is left when an answer ends, its end, and the usage have the numbers behind.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -13,8 +15,12 @@ from typing import Any, Final
 from minilab_gateway.completion import Completion
 from minilab_gateway.errors import ApiError
 from minilab_gateway.json_bytes import encoded
+from minilab_gateway.notes import Note
+from minilab_gateway.schemas import FIELDS
 from minilab_gen.openai.objects import ending_of, usage_of
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
+from minilab_gen.text.call_parser import Piece
+from minilab_gen.text.call_reader import CallReader, call_object
 from minilab_gen.text.openai_logprobs import of_chat, of_completion
 from minilab_gen.text.stream_decoder import StreamDecoder
 
@@ -24,9 +30,11 @@ _OTHER_BREAKS: Final = "\x85\u2028\u2029"
 """Unicode's line breaks, at which Python's own ``splitlines`` and so httpx's ``iter_lines`` end a line."""
 
 
-def event(data: dict[str, Any], event_id: str | None = None) -> bytes:
+def event(data: dict[str, Any], event_id: str | None = None, name: str | None = None) -> bytes:
     """One server-sent event. JSON has no line breaks of its own, but for what only some readers take for one."""
     head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
+    if name is not None:
+        head = b"event: " + name.encode() + b"\n" + head
     content = encoded(data)
     for letter in _OTHER_BREAKS:
         if letter.encode() in content:
@@ -39,10 +47,21 @@ def error_event(error: ApiError) -> bytes:
     return event(error.body())
 
 
-def failure(end: EndEvent) -> ApiError:
-    """What is said about a job that failed."""
+_FIELD: Final = re.compile(r"[a-z_]+")
+
+
+def failure(end: EndEvent, note: Note) -> ApiError:
+    """What is said about a job that failed: 400 where that was for what its request asks."""
     reason = end.error or "no reason was recorded"
+    if end.refused:
+        found = _FIELD.match(reason)
+        return ApiError(400, reason, param=found[0] if found and found[0] in FIELDS else note.form or None)
     return ApiError(500, f"the job failed after {end.tokens} tokens: {reason}", code="job_failed")
+
+
+def last_number(end: EndEvent, completion: Completion) -> int:
+    """The number of the event that tells why an answer ended: behind what was left, where that may be something."""
+    return end.number + (bool(end.text) or completion.calls is not None)
 
 
 @dataclass(slots=True)
@@ -57,6 +76,10 @@ class _Choice:
     decoder: StreamDecoder | None = None
     offset: int = 0
     """Where the next token begins in the text; counted where logprobs want to know it."""
+    reader: CallReader | None = None
+    """Of calls of tools, where they are read."""
+    called: int = 0
+    """Calls so far."""
 
 
 class Chunks:
@@ -69,12 +92,16 @@ class Chunks:
         self._begins = seen is None
         numbers = seen or [0] * len(completion.job_ids)
         self._choices = [_Choice(index, number) for index, number in enumerate(numbers)]
+        if (reading := completion.calls) is not None:
+            for choice in self._choices:
+                choice.reader = CallReader(reading, completion.prompt_of(choice.index), completion.tokenizer)
 
     def first(self) -> bytes:
         """What is known before any token: whose words follow."""
         if not (self._is_chat and self._begins):
             return b""
-        roles = [self._chunk(choice, {"role": "assistant", "content": ""}, None, None) for choice in self._choices]
+        content = "" if self._completion.calls is None else None  # as in the whole answer, if there is none
+        roles = [self._chunk(choice, {"role": "assistant", "content": content}, None, None) for choice in self._choices]
         return b"".join([*map(event, roles[:-1]), event(roles[-1], self._position())])
 
     def of_events(self, index: int, events: Iterable[Event]) -> bytes:
@@ -94,28 +121,52 @@ class Chunks:
             choice.number += 1
         return event(chunk, self._position()) + DONE
 
+    def failed(self, error: ApiError) -> bytes:
+        """What ends a stream that failed."""
+        return error_event(error)
+
     def _is_all_seen(self) -> bool:
         return all(choice.seen > choice.number for choice in self._choices)
 
     def _of_token(self, choice: _Choice, token: TokenEvent) -> bytes:
         choice.number = token.number
         logprobs = self._logprobs(choice, token)
+        pieces = [token.text] if choice.reader is None else choice.reader.push(token.token_id, token.text)
+        content = self._content(choice, pieces)
         if token.number <= choice.seen:
             return b""
-        content = {"content": token.text} if self._is_chat else token.text
         return event(self._chunk(choice, content, logprobs, [token.token_id]), self._position())
+
+    def _content(self, choice: _Choice, pieces: Sequence[Piece]) -> Any:
+        """What stands in a chunk: text, and calls whole."""
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
+        if not self._is_chat:
+            return text
+        if choice.reader is None:
+            return {"content": text}
+        calls = []
+        for piece in pieces:
+            if not isinstance(piece, str):
+                call = call_object(piece, self._completion.public_id, choice.index, choice.called)
+                calls.append({"index": choice.called, **call})
+                choice.called += 1
+        return {**({"content": text} if text else {}), **({"tool_calls": calls} if calls else {})}
 
     def _of_end(self, choice: _Choice, end: EndEvent) -> bytes:
         if end.reason == "error":
-            raise failure(end)
-        choice.number, choice.end = end.number, end
-        if end.number <= choice.seen:
-            return b""
+            raise failure(end, self._completion.note)
+        choice.end = end
         rest = b""
-        if end.text:  # without an id: it is sent again with the end, until that has arrived
-            rest = event(self._chunk(choice, {"content": end.text} if self._is_chat else end.text, None, []))
+        left: Sequence[Piece] = [end.text] if choice.reader is None else choice.reader.flush(end.text)
+        if any(left):
+            choice.number, content = end.number, self._content(choice, left)
+            if end.number > choice.seen:
+                rest = event(self._chunk(choice, content, None, []), self._position())
+        choice.number = last_number(end, self._completion)
+        if choice.number <= choice.seen:
+            return b""
         last = self._chunk(choice, {} if self._is_chat else "", None, [])
-        last["choices"][0].update(ending_of(end))
+        last["choices"][0].update(ending_of(end, has_calls=choice.called > 0))
         return rest + event(last, self._position())
 
     def _logprobs(self, choice: _Choice, token: TokenEvent) -> dict[str, Any] | None:
@@ -125,8 +176,7 @@ class Chunks:
         if self._is_chat:
             return of_chat(ids, listed, tokenizer)
         if choice.decoder is None:
-            prompts = self._completion.prompts
-            choice.decoder = tokenizer.decoder(prompts[choice.index * len(prompts) // len(self._choices)])
+            choice.decoder = tokenizer.decoder(self._completion.prompt_of(choice.index))
         offset = choice.offset
         choice.offset += len(choice.decoder.push(token.token_id))
         return of_completion(ids, listed, [offset], tokenizer)

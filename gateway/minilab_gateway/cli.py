@@ -15,7 +15,13 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 import click
 import redis
 
-from minilab_gateway.settings import DEFAULT_MAX_BODY, GatewaySettings
+from minilab_gateway.settings import (
+    BATCH_WINDOW,
+    DEFAULT_BATCH_JOBS,
+    DEFAULT_MAX_BODY,
+    DEFAULT_MAX_FILE,
+    GatewaySettings,
+)
 from minilab_gen.errors import MiniLabError, RedisUnavailableError, RequestError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.connection import connect
@@ -79,6 +85,13 @@ class _Options:
 )
 @click.option("--max-body", type=click.IntRange(1024), default=DEFAULT_MAX_BODY, help="Bytes of a body at most.")
 @click.option(
+    "--max-file", type=click.IntRange(1024), default=DEFAULT_MAX_FILE, help="Bytes of an uploaded file at most."
+)
+@click.option(
+    "--batch-jobs", type=click.IntRange(1), default=DEFAULT_BATCH_JOBS, help="Unfinished jobs of one batch at most."
+)
+@click.option("--batch-window", type=click.IntRange(1, BATCH_WINDOW), default=BATCH_WINDOW, hidden=True)
+@click.option(
     "--timeout",
     type=click.IntRange(1, keys.LONGEST_TIME),
     default=keys.DEFAULT_TIMEOUT,
@@ -138,7 +151,7 @@ def program(context: click.Context, /, log_format: Literal["text", "json"], **op
 def key(name: str) -> None:
     """Make a new key: print it, and the line of --api-keys that lets it in.
 
-    Behind the hash may stand: requests-per-minute=60 jobs=4 models=base,other
+    Behind the hash may stand: requests-per-minute=60 tokens-per-minute=20000 jobs=4 models=base,other
     """
     from minilab_gateway.api_keys import new_key
 

@@ -11,9 +11,10 @@ from minilab_gateway.notes import Note, RouteName, note_of
 from minilab_gen.errors import RequestError, UnknownJobError
 from minilab_gen.protocol.groups import jobs_named
 from minilab_gen.protocol.jobs import fetch, model_of, request_of
+from minilab_gen.text.call_reader import CallReading
 from minilab_gen.text.tokenizer import Tokenizer
 
-PREFIXES: Final[dict[RouteName, str]] = {"chat": "chatcmpl-", "text": "cmpl-"}
+PREFIXES: Final[dict[RouteName, str]] = {"chat": "chatcmpl-", "text": "cmpl-", "response": "resp_"}
 """What OpenAI's ids begin with. Behind it stands the id of the job, or of the group of jobs."""
 
 
@@ -44,6 +45,10 @@ class Completion:
     def model(self) -> str:
         return self.found.model
 
+    def prompt_of(self, index: int) -> tuple[int, ...]:
+        """The prompt that the answer at this place answers."""
+        return self.prompts[index * len(self.prompts) // len(self.job_ids)]
+
     @property
     def prompts(self) -> tuple[tuple[int, ...], ...]:
         return self.found.prompts
@@ -51,6 +56,11 @@ class Completion:
     @property
     def note(self) -> Note:
         return self.found.note
+
+    @property
+    def calls(self) -> CallReading | None:
+        """How calls of tools in the answers are read; None where they stay text."""
+        return CallReading.of(self.note.calls)
 
     @property
     def public_id(self) -> str:

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from fastapi.responses import Response
-from sse_starlette import EventSourceResponse, ServerSentEvent
-from starlette.types import Receive, Scope, Send
 
 from minilab_gateway import schemas
 from minilab_gateway.answers import Answers, Delivery
+from minilab_gateway.chunks import Chunks
 from minilab_gateway.completion import Completion
-from minilab_gateway.doors import key_of
+from minilab_gateway.doors import allowance_of, key_of
 from minilab_gateway.errors import ApiError, unknown_completion
+from minilab_gateway.exchange import (
+    STARTING_AFTER,
+    EventStream,
+    gone,
+    idempotency_key,
+    is_true,
+    position,
+    refused,
+)
 from minilab_gateway.json_bytes import encoded, parsed_object
-from minilab_gateway.limits import Limits
 from minilab_gateway.notes import RouteName
 from minilab_gateway.service import Service, Wish, digest_of
 from minilab_gateway.settings import GatewaySettings
@@ -32,22 +39,14 @@ _ROUTES: Final[dict[RouteName, Route]] = {"chat": CHAT_COMPLETIONS, "text": COMP
 HTTP_FIELDS: Final = ("stream", "stream_options", "store")
 """Fields of a body that are about how it is answered, not about what."""
 
-_LONGEST_IDEMPOTENCY_KEY: Final = 255
-
-_AFTER: Final = "starting_after"
-
 _POSITION: Final = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})*")
-
-_FIELD: Final = re.compile(r"[a-z_]+")
-
-_STREAM_HEADERS: Final = {"Cache-Control": "no-cache, no-transform"}
 
 
 class CompletionRoutes:
     """What the routes share, and the routes."""
 
-    def __init__(self, service: Service, answers: Answers, limits: Limits, settings: GatewaySettings) -> None:
-        self._service, self._answers, self._limits, self._settings = service, answers, limits, settings
+    def __init__(self, service: Service, answers: Answers, settings: GatewaySettings) -> None:
+        self._service, self._answers, self._settings = service, answers, settings
 
     def router(self) -> APIRouter:
         router = APIRouter()
@@ -111,23 +110,19 @@ class CompletionRoutes:
         began = time.perf_counter()
         body = parsed_object(await request.body())
         streams, usage, stays = _http_fields(body)
-        owner, idempotency_key = key_of(request.scope), self._idempotency_key(request)
+        owner, retry_key = key_of(request.scope).name, idempotency_key(request, self._settings.idempotency_header)
         if streams and body.get("echo"):
             raise ApiError(400, "echo goes with stream false", param="echo")
         asked_body = {field: value for field, value in body.items() if field not in HTTP_FIELDS}
-        wish = Wish(_ROUTES[name], name, asked_body, owner.name, idempotency_key, usage, digest_of(body))
+        allowance = allowance_of(request.scope)
+        wish = Wish(_ROUTES[name], name, asked_body, owner, retry_key, usage, digest_of(body), allowance)
         completion = await self._service.run(self._service.find_first_try, wish)
-        hold = self._limits.hold(owner, len(completion.job_ids) if completion is not None else _count_of(wish))
-        try:
-            if completion is None:
-                completion = await self._submit(request, wish)
-            delivery = Delivery(completion, stays or idempotency_key is not None)
-            if streams:
-                return self._stream(delivery, None, began, hold.release)
-            return await self._whole(request, delivery, began)
-        finally:
-            if completion is None or not streams:
-                hold.release()
+        if completion is None:
+            completion = await self._submit(request, wish)
+        delivery = Delivery(completion, stays or retry_key is not None)
+        if streams:
+            return self._stream(delivery, None, began)
+        return await self._whole(request, delivery, began)
 
     async def _submit(self, request: Request, wish: Wish) -> Completion:
         model = await self._service.run(self._service.model, wish.body.get("model"))
@@ -141,12 +136,12 @@ class CompletionRoutes:
         completion = await self._found(request, name, completion_id)
         seen = await self._seen(request, completion)
         delivery = Delivery(completion, stays=True)
-        if _is_true(request, "stream"):
+        if is_true(request, "stream"):
             if completion.note.echo:
                 raise ApiError(400, "a completion with echo has no stream", param="stream")
-            return self._stream(delivery, seen, None, lambda: None)
+            return self._stream(delivery, seen, None)
         if seen is not None:
-            raise ApiError(400, "starting_after goes with stream=true", param="starting_after")
+            raise ApiError(400, "starting_after goes with stream=true", param=STARTING_AFTER)
         return await self._whole(request, delivery, time.perf_counter())
 
     async def _found(self, request: Request, name: RouteName, completion_id: str) -> Completion:
@@ -157,66 +152,32 @@ class CompletionRoutes:
 
     async def _whole(self, request: Request, delivery: Delivery, began: float) -> Response:
         try:
-            whole = await self._answers.whole_or_gone(delivery, lambda: _gone(request), began)
+            answer = self._answers.whole(delivery.completion, began)
+            whole = await self._answers.whole_or_gone(delivery, answer, lambda: gone(request))
         finally:
             self._answers.end(delivery)
         return Response(encoded(whole), media_type="application/json")
 
-    def _stream(
-        self, delivery: Delivery, seen: Sequence[int] | None, began: float | None, at_end: Callable[[], None]
-    ) -> Response:
-        def end() -> None:
-            at_end()
-            self._answers.end(delivery)
-
-        return _Stream(self._answers.stream(delivery, seen, began), self._settings.ping, end)
-
-    def _idempotency_key(self, request: Request) -> str | None:
-        name = self._settings.idempotency_header
-        given = request.headers.get(name)
-        if given is not None and not 1 <= len(given) <= _LONGEST_IDEMPOTENCY_KEY:
-            raise RequestError(f"{name} must have 1 to {_LONGEST_IDEMPOTENCY_KEY} characters, got {len(given)}")
-        return given
+    def _stream(self, delivery: Delivery, seen: Sequence[int] | None, began: float | None) -> Response:
+        pieces = self._answers.stream(delivery, Chunks(delivery.completion, seen), began)
+        return EventStream(pieces, self._settings.ping, lambda: self._answers.end(delivery))
 
     async def _seen(self, request: Request, completion: Completion) -> list[int] | None:
         """The numbers of the last event that a client has seen. Raises ApiError for what it cannot have seen."""
-        given = request.query_params.get("starting_after", request.headers.get("last-event-id"))
+        given = position(request)
         if given is None:
             return None
         numbers = [int(part) for part in given.split(".")] if _POSITION.fullmatch(given) else []
         if len(numbers) != len(completion.job_ids):
             rule = "a number" if len(completion.job_ids) == 1 else f"{len(completion.job_ids)} numbers between dots"
-            raise ApiError(400, f"starting_after must be the id of an event, {rule}, got {shown(given)}", param=_AFTER)
-        lengths = await self._service.run(self._service.lengths, completion.job_ids)
+            raise ApiError(
+                400, f"starting_after must be the id of an event, {rule}, got {shown(given)}", param=STARTING_AFTER
+            )
+        lengths = await self._service.run(self._service.lengths, completion)
         if any(number > last for number, last in zip(numbers, lengths, strict=True)):
             there = ".".join(map(str, lengths))
-            raise ApiError(400, f"starting_after must be at most {there} by now, got {given}", param=_AFTER)
+            raise ApiError(400, f"starting_after must be at most {there} by now, got {given}", param=STARTING_AFTER)
         return numbers
-
-
-class _Stream(EventSourceResponse):
-    """A stream whose end is noticed however it comes, also where not even its headers could be sent."""
-
-    def __init__(self, pieces: AsyncGenerator[bytes, None], ping: float, at_end: Callable[[], None]) -> None:
-        super().__init__(
-            pieces,
-            headers=_STREAM_HEADERS,
-            ping=ping,
-            sep="\n",
-            ping_message_factory=lambda: ServerSentEvent(comment=""),
-        )
-        self._pieces, self._at_end = pieces, at_end
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            self._at_end()
-            await self._pieces.aclose()
-
-
-def _ping() -> ServerSentEvent:
-    return ServerSentEvent(comment="", sep="\n")
 
 
 def _prompts(wish: Wish) -> list[object]:
@@ -234,12 +195,15 @@ def _read(wish: Wish, model: AskedModel) -> list[AskedRequest]:
             return [read_request(wish.route, wish.body, model)]
         return [read_request(wish.route, {**wish.body, "prompt": prompt}, model) for prompt in prompts]
     except RequestError as error:
-        message = str(error)
-        if wish.body.get("max_completion_tokens") is not None and wish.body.get("max_tokens") is None:
-            message = re.sub(r"\bmax_tokens\b", "max_completion_tokens", message)
-        found = _FIELD.match(message)
-        known = found is not None and found[0] in {*wish.body, *wish.route.fields}
-        raise ApiError(400, message, param=found[0] if found is not None and known else None) from error
+        raise refusal_of(error, wish.route, wish.body) from error
+
+
+def refusal_of(error: RequestError, route: Route, body: Mapping[str, Any]) -> ApiError:
+    """What is told about a body that is refused, with the field that it is about."""
+    message = str(error)
+    if body.get("max_completion_tokens") is not None and body.get("max_tokens") is None:
+        message = re.sub(r"\bmax_tokens\b", "max_completion_tokens", message)
+    return refused(message, {*body, *route.fields})
 
 
 def _http_fields(body: dict[str, Any]) -> tuple[bool, bool, bool]:
@@ -264,16 +228,3 @@ def _count_of(wish: Wish) -> int:
     """Jobs that a body asks for, before it is checked."""
     n = wish.body.get("n")
     return len(_prompts(wish)) * (n if type(n) is int and n > 0 else 1)
-
-
-def _is_true(request: Request, name: str) -> bool:
-    given = request.query_params.get(name, "false").lower()
-    if given not in ("true", "false", "1", "0"):
-        raise ApiError(400, f"{name} must be true or false, got {shown(given)}", param=name)
-    return given in ("true", "1")
-
-
-async def _gone(request: Request) -> None:
-    """Return when the client has gone away."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

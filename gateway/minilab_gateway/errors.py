@@ -64,6 +64,11 @@ def unknown_completion(name: str) -> ApiError:
     return ApiError(404, f"unknown or expired completion: {name}", code="completion_not_found", param="id")
 
 
+def unknown_response(name: str) -> ApiError:
+    """The same for a response, also for one that was deleted or not stored."""
+    return ApiError(404, f"unknown or expired response: {name}", code="response_not_found", param="id")
+
+
 def unforeseen(request_id: str) -> ApiError:
     """What is told about an error that nobody foresaw."""
     return ApiError(500, f"the gateway failed; its log says more about {request_id}", code="internal")

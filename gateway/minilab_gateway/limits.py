@@ -1,62 +1,200 @@
-"""What a key may ask of this process in a minute, and at once. Each process of a gateway counts for itself."""
+"""What a key may ask in a minute, and at once. All gateways on one Redis count together.
+
+A key has one record in Redis. Its tokens and its jobs are counted by the jobs' own streams, which any gateway can read:
+a gateway that is killed keeps nothing back, and answers that no client waits for count, too. (Packages for limits count
+requests in windows; what a job uses, and whether it still runs, they cannot know.)
+"""
 
 from __future__ import annotations
 
-import time
-from collections import Counter
-from collections.abc import Callable
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import redis
+from rq.job import Job
 
 from minilab_gateway.api_keys import ApiKey
 from minilab_gateway.errors import RETRY_SECONDS, ApiError
+from minilab_gen.protocol import keys
 
-_MINUTE = 60.0
+_MINUTE: Final = 60.0
+
+_SUBMITTING: Final = 30
+"""Seconds in which a job that was counted must be in its queue; after them it counts no more."""
+
+HEADERS: Final = tuple(
+    f"x-ratelimit-{figure}-{what}" for what in ("requests", "tokens") for figure in ("limit", "remaining", "reset")
+)
+"""The headers of OpenAI's API that say how much of a limit is left."""
+
+_NOW: Final = "local t = redis.call('TIME') local now = t[1] + t[2] / 1000000 local record = KEYS[1]\n"
+
+_COUNT_REQUEST: Final = f"""{_NOW}
+local most = tonumber(ARGV[1])
+local left = tonumber(redis.call('HGET', record, 'requests') or most)
+local at = tonumber(redis.call('HGET', record, 'requests_at') or now)
+left = math.min(most, left + math.max(0, now - at) * most / 60)
+local taken = left >= 1
+if taken then left = left - 1 end
+redis.call('HSET', record, 'requests', string.format('%.6f', left), 'requests_at', string.format('%.6f', now))
+redis.call('EXPIRE', record, ARGV[2])
+return {{taken and 1 or 0, string.format('%.6f', left)}}
+"""
+"""Each request is given back as its share of the minute passes."""
+
+_RESERVE: Final = f"""{_NOW}
+local most_tokens, most_jobs, prompts, submitting = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
+local job_prefix, stream_prefix, ttl = ARGV[5], ARGV[6], ARGV[7]
+local has_ended = {{finished = true, failed = true, stopped = true, canceled = true}}
+local fields, known = redis.call('HGETALL', record), {{}}
+for i = 1, #fields, 2 do known[fields[i]] = fields[i + 1] end
+
+local made, running = 0, 0
+for field, value in pairs(known) do
+  local id = string.match(field, '^job:(.*)$')
+  if id then
+    local counted, since = string.match(value, '^(%d+) (.*)$')
+    local tokens, ended = tonumber(counted), false
+    local last = redis.pcall('XREVRANGE', stream_prefix .. id, '+', '-', 'COUNT', 1)
+    if last[1] then
+      tokens = tonumber(string.match(last[1][1], '^%d+'))
+      for i = 1, #last[1][2], 2 do ended = ended or last[1][2][i] == 'end' end
+      if ended then tokens = tokens - 1 end
+    else
+      local status = redis.call('HGET', job_prefix .. id, 'status')
+      if status then ended = has_ended[status] else ended = now - tonumber(since) > submitting end
+    end
+    made = made + math.max(0, tokens - tonumber(counted))
+    if ended then
+      redis.call('HDEL', record, field)
+    else
+      running = running + 1
+      if tokens > tonumber(counted) then redis.call('HSET', record, field, tokens .. ' ' .. since) end
+    end
+  end
+end
+
+local is_new, refused, left = not known['job:' .. ARGV[8]], '', 0
+if most_tokens ~= '' then
+  local most, at = tonumber(most_tokens), tonumber(known['tokens_at'] or now)
+  left = math.min(most, tonumber(known['tokens'] or most) + math.max(0, now - at) * most / 60 - made)
+  if is_new and left <= 0 then refused = 'tokens' end
+end
+if refused == '' and is_new then
+  if most_jobs ~= '' and running + #ARGV - 7 > tonumber(most_jobs) then refused = 'jobs' end
+  if refused == '' then
+    left = left - prompts
+    for i = 8, #ARGV do redis.call('HSET', record, 'job:' .. ARGV[i], string.format('0 %.6f', now)) end
+  end
+end
+if most_tokens ~= '' then
+  redis.call('HSET', record, 'tokens', string.format('%.6f', left), 'tokens_at', string.format('%.6f', now))
+end
+redis.call('EXPIRE', record, ttl)
+return {{refused, string.format('%.6f', left), running, is_new and 1 or 0}}
+"""
+"""Count what the jobs so far have made, then either count these jobs, too, or refuse them.
+
+A stream of Redis is read by a name that is made here: RQ, too, needs a Redis without clusters.
+"""
+
+_RELEASE: Final = """
+for i = 2, #ARGV do redis.call('HDEL', KEYS[1], 'job:' .. ARGV[i]) end
+local left = redis.call('HGET', KEYS[1], 'tokens')
+if left then redis.call('HSET', KEYS[1], 'tokens', string.format('%.6f', left + ARGV[1])) end
+"""
 
 
 class Limits:
-    """The requests and jobs of all keys."""
+    """The requests, tokens and jobs of all keys. Its calls block, with one round trip each."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._left: dict[str, tuple[float, float]] = {}  # name: requests that are left, and when that was so
-        self._jobs: Counter[str] = Counter()
+    def __init__(self, connection: redis.Redis) -> None:
+        self._count_request, self._reserve, self._release = (
+            connection.register_script(script) for script in (_COUNT_REQUEST, _RESERVE, _RELEASE)
+        )
 
-    def count_request(self, key: ApiKey) -> None:
-        """Raises ApiError where the minute's requests are used up; each is given back as its share of time passes."""
-        if key.requests_per_minute is None:
+    def count_request(self, key: ApiKey) -> tuple[bool, float]:
+        """Whether the key may send one now, and how many it has left. Only for a key with that limit."""
+        arguments: list[Any] = [key.requests_per_minute, keys.RETENTION]
+        found: Any = self._count_request([keys.limits(key.name)], arguments)
+        return bool(found[0]), float(found[1])
+
+    def reserve(self, key: ApiKey, job_ids: Sequence[str], prompts: int) -> tuple[str, float, int, bool]:
+        """Count jobs and the tokens of their prompts.
+
+        Returns what forbids it, ``tokens``, ``jobs`` or nothing; the tokens that are left, the jobs that were there,
+        and whether these are new.
+        """
+        arguments: list[Any] = ["" if limit is None else limit for limit in (key.tokens_per_minute, key.jobs)]
+        arguments += [prompts, _SUBMITTING, Job.key_for(""), keys.token_stream(""), keys.RETENTION, *job_ids]
+        found: Any = self._reserve([keys.limits(key.name)], arguments)
+        return found[0].decode(), float(found[1]), int(found[2]), bool(found[3])
+
+    def release(self, key: ApiKey, job_ids: Sequence[str], prompts: int) -> None:
+        """Count them no more: they did not come into the queue."""
+        self._release([keys.limits(key.name)], [prompts, *job_ids])
+
+
+class Allowance:
+    """What one request may use of its key's limits, and the headers that say so. Without limits nothing is asked."""
+
+    def __init__(self, key: ApiKey, limits: Limits) -> None:
+        self._key, self._limits = key, limits
+        self._reserved: tuple[Sequence[str], int] | None = None
+        self.headers: dict[str, str] = {}
+
+    def count_request(self) -> None:
+        """Raises ApiError where the minute's requests are used up."""
+        key, most = self._key, self._key.requests_per_minute
+        if most is None:
             return
-        now, most = self._clock(), key.requests_per_minute
-        left, then = self._left.get(key.name, (float(most), now))
-        left = min(float(most), left + (now - then) * most / _MINUTE)
-        if left < 1:
-            self._left[key.name] = left, now
-            raise ApiError(
-                429,
-                f"the key {key.name} may send {most} requests a minute",
-                code="rate_limit_exceeded",
-                retry_after=(1 - left) * _MINUTE / most,
-            )
-        self._left[key.name] = left - 1, now
+        is_free, left = self._limits.count_request(key)
+        self._tell("requests", most, left)
+        if not is_free:
+            message = f"the key {key.name} may send {most} requests a minute"
+            raise self._refusal(message, "rate_limit_exceeded", (1 - left) * _MINUTE / most)
 
-    def hold(self, key: ApiKey, count: int) -> Hold:
-        """Count so many jobs until they are released. Raises ApiError where the key may not have so many at once."""
-        if key.jobs is not None and self._jobs[key.name] + count > key.jobs:
-            raise ApiError(
-                429,
-                f"the key {key.name} may have {key.jobs} jobs at once, got {self._jobs[key.name]} and {count} more",
-                code="too_many_jobs",
-                retry_after=RETRY_SECONDS,
-            )
-        return Hold(self._jobs, key.name, count)
+    def reserve(self, job_ids: Sequence[str], prompts: int) -> None:
+        """Count new jobs, with so many tokens in their prompts together.
 
-
-class Hold:
-    """Jobs that are counted."""
-
-    def __init__(self, jobs: Counter[str], name: str, count: int) -> None:
-        self._jobs, self._name, self._count = jobs, name, count
-        jobs[name] += count
+        Raises ApiError where the minute's tokens are used up, or so many jobs at once are too many.
+        """
+        key = self._key
+        if key.tokens_per_minute is None and key.jobs is None:
+            return
+        refused, left, running, is_new = self._limits.reserve(key, job_ids, prompts)
+        if key.tokens_per_minute is not None:
+            self._tell("tokens", key.tokens_per_minute, left)
+            if refused == "tokens":
+                message = f"the key {key.name} may use {key.tokens_per_minute} tokens a minute, and has used them up"
+                raise self._refusal(message, "rate_limit_exceeded", (1 - left) * _MINUTE / key.tokens_per_minute)
+        if refused:
+            message = f"the key {key.name} may have {key.jobs} jobs at once, got {running} and {len(job_ids)} more"
+            raise self._refusal(message, "too_many_jobs", RETRY_SECONDS)
+        if is_new:
+            self._reserved = job_ids, prompts
 
     def release(self) -> None:
-        """Count them no more."""
-        self._jobs[self._name] -= self._count
-        self._count = 0
+        """Count the jobs no more, since their queue has refused them."""
+        if self._reserved is not None:
+            self._limits.release(self._key, *self._reserved)
+            self._reserved = None
+
+    def _tell(self, what: str, most: int, left: float) -> None:
+        figures = (str(most), str(max(0, math.floor(left))), _duration((most - left) * _MINUTE / most))
+        self.headers |= {
+            f"x-ratelimit-{name}-{what}": figure
+            for name, figure in zip(("limit", "remaining", "reset"), figures, strict=True)
+        }
+
+    def _refusal(self, message: str, code: str, seconds: float) -> ApiError:
+        return ApiError(429, message, code=code, retry_after=seconds, headers=self.headers)
+
+
+def _duration(seconds: float) -> str:
+    """As OpenAI writes it: ``20ms``, ``1.5s``, ``6m0s``."""
+    if seconds < 1:
+        return f"{max(0, math.ceil(1000 * seconds))}ms"
+    minutes, rest = divmod(seconds, 60)
+    return f"{int(minutes)}m{math.ceil(rest)}s" if minutes else f"{rest:.3f}".rstrip("0").rstrip(".") + "s"

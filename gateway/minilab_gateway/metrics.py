@@ -26,6 +26,7 @@ class Metrics:
             "minilab_gateway_cancelled", "Completions that were cancelled as their client went away.", registry=registry
         )
         self.readers = Gauge("minilab_gateway_readers", "Token streams that are followed now.", registry=registry)
+        self.batches = Gauge("minilab_gateway_batches", "Batches that this process drives now.", registry=registry)
         self.first_token = Histogram(
             "minilab_gateway_first_token_seconds",
             "Seconds from a request to its first token.",

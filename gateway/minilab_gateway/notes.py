@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from rq.job import Job
 
 from minilab_gen.protocol.submission import notes_of
 
-RouteName = Literal["chat", "text"]
+RouteName = Literal["chat", "text", "response"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +27,22 @@ class Note:
     """Whether the stream ends with a chunk of the usage."""
     echo: bool = False
     """Whether the text of an answer begins with the prompt."""
+    calls: dict[str, Any] | None = None
+    """How calls of tools in the answers are read, as :class:`CallReading` has it; None where they stay text."""
+    response: list[Any] | None = None
+    """What a response says besides; see :mod:`minilab_gateway.response_notes`."""
     prompts: int = 1
     """How many there are: the first share of the jobs answers the first one, and so on."""
+    new_tokens: int = 0
+    """Of each answer at most; 0 where that is not known."""
+    form: str = ""
+    """The field of the body that says what form the answers must have."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+        """Without what is as usual, which gateways of earlier releases may not know."""
+        given = {field.name: getattr(self, field.name) for field in fields(self)}
+        usual = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in given.items() if value != usual[name]}
 
 
 def note_of(job: Job, route: RouteName) -> Note:

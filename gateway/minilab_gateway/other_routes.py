@@ -17,6 +17,7 @@ from minilab_gateway.stream_hub import StreamHub
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError, UnknownModelError
 from minilab_gen.openai.bodies import conversation_of
+from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard
 from minilab_gen.request import MAX_PROMPT_IDS, shown
 
@@ -37,9 +38,9 @@ def model_router(service: Service) -> APIRouter:
 
     @router.get("/v1/models/{name:path}", summary="One of them", response_class=Response)
     async def model(request: Request, name: str) -> Response:
-        key = key_of(request.scope)
+        key, plain = key_of(request.scope), keys.without_owner(name)  # as in a body
         for card in await service.run(service.cards):
-            if card.name == name and key.may_ask(name):
+            if card.name == plain and key.may_ask(plain):
                 return _json(_model(card))
         raise UnknownModelError(
             f"no worker has announced the model {name[:100]}; GET /v1/models lists those that are there"

@@ -22,6 +22,11 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
     },
     "messages": {"type": "array", "items": _OBJECT, "description": "Objects with role and content."},
     "tools": {"type": "array", "items": _OBJECT, "description": "Handed to the model's chat template."},
+    "tool_choice": {"anyOf": [_TEXT, _OBJECT], "description": "auto, none, required, or a function by its name."},
+    "parallel_tool_calls": {
+        **_TRUTH,
+        "description": "Whether an answer may have several calls; false: one.",
+    },
     "chat_template_kwargs": {**_OBJECT, "description": "Variables of the chat template, such as enable_thinking."},
     "n": {**_INTEGER, "minimum": 1, "description": "Answers to each prompt."},
     "max_tokens": {**_INTEGER, "description": "New tokens at most."},
@@ -59,6 +64,18 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
     "stream": {**_TRUTH, "description": "Send each token as it comes, as a server-sent event."},
     "stream_options": {**_OBJECT, "description": '{"include_usage": true} ends a stream with the counts of tokens.'},
     "store": {**_TRUTH, "description": "Whether the answer is made even if the client goes away."},
+    "input": {"anyOf": [_TEXT, {"type": "array", "items": _OBJECT}], "description": "A text, or messages."},
+    "instructions": {**_TEXT, "description": "What the model is told before; not taken over by later responses."},
+    "previous_response_id": {**_TEXT, "description": "The response whose conversation goes on."},
+    "max_output_tokens": {**_INTEGER, "description": "New tokens at most."},
+    "text": {**_OBJECT, "description": "Its format is what the answer must be, such as JSON of a schema."},
+    "background": {**_TRUTH, "description": "Answer at once, and go on without the client."},
+    "metadata": {**_OBJECT, "description": "Given back: up to 16 texts."},
+    "include": {"type": "array", "items": _TEXT, "description": "May have message.output_text.logprobs."},
+    "reasoning": {**_OBJECT, "description": "Not offered yet: only the value that switches it off."},
+    "user": {**_TEXT, "description": "Changes nothing."},
+    "safety_identifier": {**_TEXT, "description": "Changes nothing."},
+    "prompt_cache_key": {**_TEXT, "description": "Changes nothing."},
 }
 """What there is to say about a field; one that is not here takes what docs/http.md says."""
 
@@ -74,7 +91,7 @@ def body_schema(route: Route) -> dict[str, Any]:
             values = route.off.get(name)
             meaning = "Changes nothing." if values is None else "Not offered yet: only the value that switches it off."
             properties[name] = {"description": meaning}
-    needed = ["model", "prompt" if "prompt" in names else "messages"]
+    needed = ["model", next(name for name in ("prompt", "messages", "input") if name in names)]
     return {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
 
 
@@ -101,6 +118,14 @@ RESUME: Final[dict[str, Any]] = {
             "schema": _TEXT,
             "description": "The id of the last event that was seen; Last-Event-ID says the same.",
         },
+    ]
+}
+
+INPUT_ITEMS: Final[dict[str, Any]] = {
+    "parameters": [
+        {"name": "order", "in": "query", "schema": _TEXT, "description": "desc, the newest first, or asc."},
+        {"name": "limit", "in": "query", "schema": _INTEGER, "description": "Items at most: 1 to 100."},
+        {"name": "after", "in": "query", "schema": _TEXT, "description": "The id of the item before the first."},
     ]
 }
 
@@ -136,4 +161,38 @@ TOKENIZE: Final = _as_body(
 )
 DETOKENIZE: Final = _as_body(
     {"type": "object", "properties": {"model": FIELDS["model"], "tokens": _IDS}, "required": ["model", "tokens"]}
+)
+
+UPLOAD: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "multipart/form-data": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "file": {**_TEXT, "format": "binary", "description": "JSON lines, one request each."},
+                        "purpose": {"enum": ["batch"]},
+                        "expires_after": {**_OBJECT, "description": "anchor created_at, and seconds from then."},
+                    },
+                    "required": ["file", "purpose"],
+                }
+            }
+        },
+    }
+}
+
+BATCH: Final = _as_body(
+    {
+        "type": "object",
+        "properties": {
+            "input_file_id": {**_TEXT, "description": "A file that was uploaded with the purpose batch."},
+            "endpoint": {**_TEXT, "description": "The url of all lines."},
+            "completion_window": {"enum": ["24h"]},
+            "metadata": {**_OBJECT, "description": "At most 16 texts, given back."},
+            "output_expires_after": {**_OBJECT, "description": "anchor created_at, and seconds from then."},
+        },
+        "required": ["input_file_id", "endpoint", "completion_window"],
+        "additionalProperties": False,
+    }
 )

@@ -22,13 +22,16 @@ import orjson
 import redis
 from redis.exceptions import RedisError
 
+from minilab_gateway.chunks import last_number
 from minilab_gateway.completion import Completion, Found, find
 from minilab_gateway.errors import ApiError
+from minilab_gateway.limits import Allowance
 from minilab_gateway.notes import Note, RouteName
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
-from minilab_gen.errors import DuplicateJobError, MiniLabError, UnknownModelError
+from minilab_gen.errors import DuplicateJobError, MiniLabError, RequestError, UnknownModelError
 from minilab_gen.openai.bodies import AskedRequest, Route
+from minilab_gen.openai.vllm_names import VLLM_FORMS
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import ModelCard, all_cards, read_card, read_tokenizer
 from minilab_gen.protocol.endings import cancel
@@ -37,6 +40,7 @@ from minilab_gen.protocol.jobs import workers_alive
 from minilab_gen.protocol.results import JobResult, fingerprint_of, result
 from minilab_gen.protocol.streams import stream_length
 from minilab_gen.protocol.submission import Submission, draw_seed, enqueue_answers
+from minilab_gen.request import FORM_FIELDS
 from minilab_gen.text.tokenizer import Tokenizer
 
 _log = logging.getLogger(__name__)
@@ -49,6 +53,9 @@ _TOKENIZERS: Final = 8
 
 _LOOK_SECONDS: Final = 0.2
 """Between looks for a worker that may come."""
+
+_ROOM: Final = 16
+"""Levels of JSON, of the 254 that can be written, that are left for answers in which a part of a body is given back."""
 
 Parameters = ParamSpec("Parameters")
 Result = TypeVar("Result")
@@ -67,6 +74,10 @@ class Wish:
     usage: bool
     digest: str
     """Of the whole body."""
+    allowance: Allowance | None = None
+    """Of the key that asks; None where nothing limits it."""
+    response: list[Any] | None = None
+    """For the note of a response."""
 
 
 class Service:
@@ -138,7 +149,20 @@ class Service:
         """
         settings = self._settings
         name = _name_of(wish)
-        note = Note(wish.name, wish.owner, int(time.time()), wish.digest, wish.usage, asked[0].echo, len(asked))
+        calls = None if asked[0].calls is None else asked[0].calls.to_json()
+        note = Note(
+            route=wish.name,
+            owner=wish.owner,
+            created=int(time.time()),
+            digest=wish.digest,
+            usage=wish.usage,
+            echo=asked[0].echo,
+            new_tokens=asked[0].request.max_new_tokens,
+            form=next((field for field in (*VLLM_FORMS, *FORM_FIELDS) if wish.body.get(field) is not None), ""),
+            calls=calls,
+            response=wish.response,
+            prompts=len(asked),
+        )
         submission = Submission(
             model=model.card.name,
             job_id=name,
@@ -148,16 +172,20 @@ class Service:
         )
         seed = draw_seed()  # for all prompts, as one that is named would be
         requests = [each.request if each.has_seed else each.request.with_seed(seed) for each in asked]
+        jobs = [job for request in requests for job in requests_of(request, asked[0].n)]
+        job_ids = tuple(job_ids_of(name, len(jobs)))
+        if wish.allowance is not None:
+            wish.allowance.reserve(job_ids, sum(len(job.prompt) for job in jobs))
         try:
-            jobs = [job for request in requests for job in requests_of(request, asked[0].n)]
             enqueue_answers(self._connection, jobs, submission)
-        except DuplicateJobError:
-            if wish.idempotency_key is None:
+        except MiniLabError as error:
+            if wish.allowance is not None:
+                wish.allowance.release()
+            if not isinstance(error, DuplicateJobError) or wish.idempotency_key is None:
                 raise
             return self._first_try(wish, name)
         prompts = tuple(request.prompt for request in requests)
-        found = Found(name, tuple(job_ids_of(name, len(jobs))), model.card.name, prompts, note)
-        return Completion(found, model.tokenizer)
+        return Completion(Found(name, job_ids, model.card.name, prompts, note), model.tokenizer)
 
     def find_first_try(self, wish: Wish) -> Completion | None:
         """The completion that an earlier request with the same Idempotency-Key has made. Raises ApiError."""
@@ -190,10 +218,10 @@ class Service:
         """The answers of jobs, and the fingerprint of the model that gave them."""
         return [result(self._connection, each) for each in job_ids], fingerprint_of(self._connection, job_ids[0])
 
-    def lengths(self, job_ids: Sequence[str]) -> list[int]:
+    def lengths(self, completion: Completion) -> list[int]:
         """The number of the last event that a client can have seen of each answer: after the end comes the usage."""
-        found = [stream_length(self._connection, each) for each in job_ids]
-        return [tokens if end is None else end.number + 1 for tokens, end in found]
+        found = [stream_length(self._connection, each) for each in completion.job_ids]
+        return [tokens if end is None else last_number(end, completion) + 1 for tokens, end in found]
 
     def cancel(self, job_ids: Sequence[str]) -> None:
         for job_id in job_ids:
@@ -202,14 +230,24 @@ class Service:
             except (MiniLabError, RedisError) as error:
                 _log.warning("job %s cannot be cancelled: %s", job_id, error, extra={"job_id": job_id})
 
+    def soon(self, call: Callable[Parameters, object], *args: Parameters.args, **named: Parameters.kwargs) -> None:
+        """Call something that blocks, beside: nobody waits for it."""
+        self._threads.submit(call, *args, **named)
+
     def cancel_soon(self, job_ids: Sequence[str]) -> None:
         """Cancel them beside, as their client does not wait any more."""
         self._threads.submit(self.cancel, job_ids)
 
 
 def digest_of(body: Mapping[str, Any]) -> str:
-    """Equal bodies have equal digests, in whatever order their fields are."""
-    return hashlib.sha256(orjson.dumps(body, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    """Equal bodies have equal digests, in whatever order their fields are. Raises RequestError for too many levels."""
+    held: Any = body
+    for _ in range(_ROOM):
+        held = [held]
+    try:
+        return hashlib.sha256(orjson.dumps(held, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    except orjson.JSONEncodeError as error:
+        raise RequestError(f"a body must have fewer levels of objects and lists: {error}") from None
 
 
 def _name_of(wish: Wish) -> str:

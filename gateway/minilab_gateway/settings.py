@@ -12,6 +12,15 @@ DEFAULT_MAX_BODY: Final = 16 * 2**20
 """Bytes: a prompt of the largest number of characters, each written as an escape of twelve letters, and some room."""
 
 
+DEFAULT_MAX_FILE: Final = 100_000_000
+"""Bytes: two thousand for each of the most lines that a batch may have. Redis holds them in memory."""
+
+DEFAULT_BATCH_JOBS: Final = 128
+"""Two workers of 64 slots have as many; the queue holds them behind whatever else is asked."""
+
+BATCH_WINDOW: Final = 24 * 3600
+
+
 @dataclass(frozen=True, slots=True)
 class GatewaySettings:
     """What a gateway is told."""
@@ -23,6 +32,12 @@ class GatewaySettings:
     """Seconds that a request waits for a worker of its model where there is none."""
     max_queued: int | None = None
     max_body: int = DEFAULT_MAX_BODY
+    max_file: int = DEFAULT_MAX_FILE
+    """Bytes of a file that is uploaded."""
+    batch_jobs: int = DEFAULT_BATCH_JOBS
+    """Jobs of one batch in the queue or running."""
+    batch_window: int = BATCH_WINDOW
+    """Seconds in which a batch is to end."""
     timeout: int = keys.DEFAULT_TIMEOUT
     """Seconds that a job may run."""
     cors_origins: tuple[str, ...] = ()

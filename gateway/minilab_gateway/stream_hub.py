@@ -31,6 +31,16 @@ _PAGE: Final = 1000
 _SHORT_BLOCK_MS: Final = 50
 """Milliseconds of a wait that nothing can end early: what a new reader then waits at most."""
 
+_REST: Final = 2
+"""Times as long as handing tokens over took does the next read wait: what comes meanwhile goes out in one piece, and
+the processors are left to whoever makes tokens. A lone stream is not held up, many are for a few milliseconds."""
+
+_SHORTEST_REST: Final = 0.001
+"""Seconds: an event loop cannot wait less."""
+
+_LONGEST_REST: Final = 0.02
+"""Seconds, which nobody sees."""
+
 _PAUSE_SECONDS: Final = 0.2
 """Between attempts while Redis does not answer."""
 
@@ -183,10 +193,15 @@ class StreamHub:
             answer = await own.xread(_earliest(readers), count=_PAGE, block=block)
         finally:
             self._client_id = None
+        began = time.monotonic()
         found = entries_by_stream(answer)
         for reader in readers:
             if reader.cursor.key in found:
                 self._hand_over(reader, found[reader.cursor.key])
+        await asyncio.sleep(0)  # behind the readers, who send now what they were given
+        rest = _REST * (time.monotonic() - began)
+        if rest >= _SHORTEST_REST:
+            await asyncio.sleep(min(rest, _LONGEST_REST))
 
     async def _find_ended(self, own: redis.asyncio.Redis, new: list[_Reader]) -> None:
         """Give new readers the end of a stream behind which they begin, where no read would find anything.

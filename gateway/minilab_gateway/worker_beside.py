@@ -1,4 +1,4 @@
-"""A worker that runs beside the gateway, as a process of its own, and ends with it."""
+"""A worker that runs beside the gateway, as a process of its own, and ends with it, also where that is killed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class WorkerBeside:
             raise RequestError(
                 "--with-worker needs the extra [serve]: pip install -c constraints.txt '.[gateway,serve]'"
             )
-        self._command = [sys.executable, "-m", "minilab_worker"]
+        self._command = [sys.executable, "-m", "minilab_worker", "--end-with-stdin"]
         self._command += ["--model", model] if model is not None else []
         self._environment = dict(os.environ)
         if redis_url is not None:
@@ -38,8 +38,9 @@ class WorkerBeside:
 
     def __enter__(self) -> Self:
         # In a group of its own: Ctrl-C ends the gateway, and then this.
+        # Its input is a pipe to which nothing is written: it ends with this process, whatever ends that.
         self._process = subprocess.Popen(
-            self._command, env=self._environment, stdin=subprocess.DEVNULL, start_new_session=True
+            self._command, env=self._environment, stdin=subprocess.PIPE, start_new_session=True
         )
         threading.Thread(target=self._watch, args=(self._process,), daemon=True).start()
         return self
@@ -63,3 +64,5 @@ class WorkerBeside:
             _log.warning("the worker has not ended within %.0f s and is killed", _END_SECONDS)
             process.kill()
             process.wait()
+        if process.stdin is not None:
+            process.stdin.close()

@@ -15,9 +15,11 @@ from minilab_gen.api import ended_by_name
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import own_ends
+from minilab_gen.openai.tool_choice import TOOL_FIELDS, plan_of
 from minilab_gen.openai.vllm_names import VLLM_FORMS, with_form
 from minilab_gen.request import DEFAULT_CHAT_TOKENS, GIVEN_FIELDS, GenerationRequest, check_n, shown
 from minilab_gen.text import openai_logprobs
+from minilab_gen.text.call_reader import CallReading
 from minilab_gen.text.chat import EXTRAS, Conversation
 
 DEFAULT_MAX_TOKENS: Final = 16
@@ -71,7 +73,7 @@ COMPLETIONS: Final = Route(
 CHAT_COMPLETIONS: Final = Route(
     "/v1/chat/completions",
     {**_SETTINGS, "max_completion_tokens": "max_new_tokens"},
-    ("messages", *EXTRAS, "n", "top_logprobs", *VLLM_FORMS),
+    ("messages", *EXTRAS, *TOOL_FIELDS, "n", "top_logprobs", *VLLM_FORMS),
     {
         **_OFF,
         "audio": (),
@@ -82,10 +84,8 @@ CHAT_COMPLETIONS: Final = Route(
         "prediction": (),
         "reasoning_effort": ("none",),
         "service_tier": ("auto", "default"),
-        "tool_choice": ("auto",),
         "verbosity": (),
         "web_search_options": (),
-        "parallel_tool_calls": (True,),
     },
     (
         "user",
@@ -111,6 +111,8 @@ class Asked:
     """Answers."""
     echo: bool = False
     """Whether the text of an answer begins with the prompt."""
+    calls: CallReading | None = None
+    """How calls of tools in the answers are read; None where they stay text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +124,12 @@ class AskedRequest:
     has_seed: bool
     """Whether the body names one; else whoever submits draws one."""
     echo: bool
+    calls: CallReading | None = None
 
 
 def read_body(route: Route, body: Mapping[str, Any], model: AskedModel) -> Asked:
     """What a body asks for. Raises RequestError for what would not be done."""
-    _refuse_what_we_lack(route, body)
+    refuse_what_we_lack(route, body)
     given = with_form(body)
     if any(_is_same(given.get("top_k"), all_tokens) for all_tokens in _ALL_TOKENS):
         del given["top_k"]
@@ -143,10 +146,13 @@ def read_body(route: Route, body: Mapping[str, Any], model: AskedModel) -> Asked
         return Asked(payload, None, n, echo=echo)
     settings = openai_logprobs.settings_of_chat(settings, given)
     said = conversation_of(given)
-    prompt, chat_ends = model.chat(said)
+    plan = plan_of(given, said, model.card.chat)
+    prompt, chat_ends = model.chat(plan.conversation)
     ends = _stop_ids(own_ends(given, chat_ends), given)
-    payload = {"max_new_tokens": DEFAULT_CHAT_TOKENS, **settings, "prompt": prompt, "stop_ids": ends}
-    return Asked(payload, model.chat_as_written(said, given.get("stop_token_ids"), given.get("ignore_eos")), n)
+    payload = {"max_new_tokens": DEFAULT_CHAT_TOKENS, **settings, **plan.form, "prompt": prompt, "stop_ids": ends}
+    written = model.chat_as_written(said, given.get("stop_token_ids"), given.get("ignore_eos"))
+    written |= {name: given[name] for name in TOOL_FIELDS if given.get(name) not in (None, "auto", True)}
+    return Asked(payload, written, n, calls=plan.reading)
 
 
 def read_request(route: Route, body: Mapping[str, Any], model: AskedModel) -> AskedRequest:
@@ -157,7 +163,7 @@ def read_request(route: Route, body: Mapping[str, Any], model: AskedModel) -> As
         request.check_fits(model.card.limits)
     except RequestError as error:
         raise in_their_words(error) from error
-    return AskedRequest(request, asked.n, "seed" in asked.payload, asked.echo)
+    return AskedRequest(request, asked.n, "seed" in asked.payload, asked.echo, asked.calls)
 
 
 def conversation_of(body: Mapping[str, Any]) -> Conversation:
@@ -173,13 +179,14 @@ def in_their_words(refusal: RequestError) -> RequestError:
     return RequestError(text)
 
 
-def _refuse_what_we_lack(route: Route, body: Mapping[str, Any]) -> None:
+def refuse_what_we_lack(route: Route, body: Mapping[str, Any]) -> None:
+    """Raise RequestError for a field that would change the answer and is not offered."""
     for name, value in body.items():
-        if name in route.fields or name in route.ignored:
-            continue
+        if value is None or name in route.fields or name in route.ignored:
+            continue  # null asks for nothing, whatever the name: some clients send all that they know
         if name not in route.off:
             raise RequestError(f"body may have the fields {', '.join(route.fields)}, got {shown(name)}")
-        if value is not None and not any(_is_same(value, off) for off in route.off[name]):
+        if not any(_is_same(value, off) for off in route.off[name]):
             off = " or ".join(map(json.dumps, (*route.off[name], None)))
             raise RequestError(f"{name} is not offered here and must be {off}, got {shown(value)}")
     older, newer = body.get("max_tokens"), body.get("max_completion_tokens")

@@ -9,6 +9,7 @@ from typing import Any
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.results import Answer
 from minilab_gen.text import openai_logprobs
+from minilab_gen.text.call_reader import CallReading, call_object, read_answer
 from minilab_gen.text.tokenizer import Tokenizer
 
 
@@ -27,6 +28,8 @@ class Heading:
     tokenizer: Tokenizer
     echo: bool = False
     """Whether the text of each answer begins with the prompt."""
+    calls: CallReading | None = None
+    """How calls of tools in the answers are read; None where they stay text."""
 
 
 def completion_object(heading: Heading, answers: Sequence[Answer]) -> dict[str, Any]:
@@ -54,29 +57,39 @@ def usage_of(ends: Sequence[EndEvent], prompts: int = 1) -> dict[str, int]:
     }
 
 
-def ending_of(end: EndEvent) -> dict[str, Any]:
+def ending_of(end: EndEvent, *, has_calls: bool = False) -> dict[str, Any]:
     """Why an answer ended. OpenAI has no word for one that was cut off: ``stop_reason`` says it."""
+    ended = "tool_calls" if has_calls else "stop"
     reason = end.reason if end.reason in ("cancelled", "timeout") else end.stop_text
     return {
-        "finish_reason": "stop" if end.reason == "stop" else "length",
+        "finish_reason": ended if end.reason == "stop" else "length",
         **({} if reason is None else {"stop_reason": reason}),
         **({} if end.complete is None else {"complete": end.complete}),
     }
 
 
 def _choice(index: int, given: Answer, heading: Heading, count: int) -> dict[str, Any]:
-    prompt = heading.prompts[index * len(heading.prompts) // count]
+    prompt = tuple(heading.prompts[index * len(heading.prompts) // count])
     text = heading.tokenizer.decode(prompt) + given.text if heading.echo else given.text
+    message = _message(index, given, heading, prompt) if heading.chats else {}
     choice: dict[str, Any] = {
         "index": index,
-        **({"message": {"role": "assistant", "content": text}} if heading.chats else {"text": text}),
-        **ending_of(given.end),
-        "logprobs": _logprobs(given, text, heading, tuple(prompt)),
+        **({"message": message} if heading.chats else {"text": text}),
+        **ending_of(given.end, has_calls="tool_calls" in message),
+        "logprobs": _logprobs(given, text, heading, prompt),
         "token_ids": list(given.ids),
     }
     if given.prompt_logprobs is not None and not heading.echo:
         choice["prompt_logprobs"] = openai_logprobs.of_prompt(given.prompt_logprobs, heading.tokenizer)
     return choice
+
+
+def _message(index: int, given: Answer, heading: Heading, prompt: tuple[int, ...]) -> dict[str, Any]:
+    if heading.calls is None:
+        return {"role": "assistant", "content": given.text}
+    content, calls = read_answer(heading.calls, given.ids, given.text, prompt, heading.tokenizer)
+    listed = [call_object(call, heading.object_id, index, number) for number, call in enumerate(calls)]
+    return {"role": "assistant", "content": content, **({"tool_calls": listed} if listed else {})}
 
 
 def _logprobs(given: Answer, text: str, heading: Heading, prompt: tuple[int, ...]) -> dict[str, Any] | None:

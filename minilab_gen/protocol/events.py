@@ -66,6 +66,9 @@ class EndEvent:
     complete: bool | None = None
     """Whether an answer with a form is whole, where it was not cut short from outside; None without a form."""
 
+    refused: bool | None = None
+    """Whether the request is at fault, for ``error``: it is answered the same way whenever it comes again."""
+
     @property
     def number(self) -> int:
         """Its number in the stream: the one after the last token."""
@@ -135,5 +138,10 @@ def _decode_end(fields: Fields, number: int) -> EndEvent:
         error=fields.get("error"),
         phase="waiting" if phase == "waiting" else "running" if phase == "running" else None,
         stop_text=fields.get("stop_text"),
-        complete={"true": True, "false": False}.get(fields.get("complete", "")),
+        complete=_truth(fields, "complete"),
+        refused=_truth(fields, "refused"),
     )
+
+
+def _truth(fields: Fields, name: str) -> bool | None:
+    return {"true": True, "false": False}.get(fields.get(name, ""))

@@ -7,7 +7,7 @@ how many there are: so a group is known as long as one of its jobs is.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -38,6 +38,15 @@ class Group:
     def mark(self, index: int) -> dict[str, Any]:
         """What the meta of one of its jobs says about it."""
         return {_MARK: {"id": self.group_id, "index": index, "n": self.n}}
+
+
+def group_in(meta: Mapping[str, Any]) -> str | None:
+    """The id of the group that the meta of a job names; None where it names none."""
+    try:
+        named = meta[_MARK]["id"]
+    except (KeyError, TypeError):
+        return None
+    return named if isinstance(named, str) else None
 
 
 def check_group_id(group_id: str) -> str:

@@ -41,6 +41,9 @@ FINGERPRINT_FIELD: Final = "minilab_fingerprint"
 LEFT_FIELD: Final = "minilab_left_at"
 """The same: since when, in the server's Unix time, workers of other fingerprints have left it to one of that."""
 
+HIDDEN_FIELD: Final = "minilab_hidden"
+"""The same: there where the job was deleted for whoever asks for it by its id."""
+
 LONGEST_JOB_ID: Final = 128
 """Characters: an id becomes part of keys."""
 
@@ -136,6 +139,50 @@ def worker_lease(worker: str) -> str:
     return f"minilab:worker:{worker}"
 
 
+def limits(api_key: str) -> str:
+    """What an API key of the gateways has used of its limits, by the name of the key."""
+    return f"minilab:limits:{api_key}"
+
+
 def worker_stats(worker: str) -> str:
     """The JSON text of a worker's last report about itself."""
     return f"minilab:stats:{worker}"
+
+
+def stored_file(file_id: str) -> str:
+    """The hash of a file that came in over HTTP, or of the answers of a batch."""
+    return f"minilab:file:{file_id}"
+
+
+def file_parts(file_id: str) -> str:
+    """The list whose items, joined, are the content of a file."""
+    return f"{stored_file(file_id)}:parts"
+
+
+def files_of(owner: str) -> str:
+    """The sorted set of the files of an API key, by the time at which they came."""
+    return f"minilab:files:{owner}"
+
+
+def batch(batch_id: str) -> str:
+    """The hash of a batch that came in over HTTP."""
+    return f"minilab:batch:{batch_id}"
+
+
+def batch_done(batch_id: str) -> str:
+    """The set of the numbers of its lines that stand in one of its two files."""
+    return f"{batch(batch_id)}:done"
+
+
+def batch_driver(batch_id: str) -> str:
+    """Present while a gateway drives a batch: a random name of that."""
+    return f"{batch(batch_id)}:driver"
+
+
+def batches_of(owner: str) -> str:
+    """The sorted set of the batches of an API key, by the time at which they came."""
+    return f"minilab:batches:{owner}"
+
+
+OPEN_BATCHES: Final = "minilab:open-batches"
+"""The sorted set of the batches that have not ended, of all keys."""

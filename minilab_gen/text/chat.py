@@ -78,6 +78,8 @@ class Conversation:
     """What the model may call, each as its template wants it described."""
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Variables of the template, such as ``enable_thinking``."""
+    begun: str = ""
+    """The beginning of the answer, which is part of the prompt then."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.messages) <= MAX_MESSAGES:
@@ -123,7 +125,7 @@ class ChatFormat:
 
     def prompt(self, conversation: Conversation, tokenizer: Tokenizer) -> list[int]:
         """The ids of a conversation that the model is to go on with. Raises RequestError if the template refuses it."""
-        text = self.render(conversation, add_generation_prompt=True)
+        text = self.render(conversation, add_generation_prompt=True) + conversation.begun
         check_text(text)
         return tokenizer.encode(text, bare=True)  # the template has written what stands before a text
 
@@ -187,6 +189,8 @@ def _template(folder: Path, configured: Any) -> Any:
 def _message(index: int, said: object) -> Message:
     if not isinstance(said, Mapping):
         raise RequestError(f"message {index} must be an object with role and content, got {type(said).__name__}")
+    if said.get("tool_calls") is not None:
+        said = {"content": None, **said}  # clients leave it out beside calls
     if not {"role", "content"} <= set(said) <= {"role", "content", *_MORE}:
         names = ", ".join(_MORE)
         raise RequestError(f"message {index} must have role and content, and may have {names}, got {shown(list(said))}")

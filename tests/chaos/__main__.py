@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from chaos.checkpoint import write_slow_checkpoint, written_references
-from chaos.load import request_pool
+from chaos.http_load import all_requests
 from chaos.report import table
 from chaos.seed import Scale, Seed, SeedReport
 
@@ -28,9 +28,9 @@ def main(seeds: int, first: int, seconds: float, workers: int, jobs: int, logs: 
     scale = Scale(seconds=seconds, workers=workers, jobs=jobs)
     reports: list[SeedReport] = []
     with tempfile.TemporaryDirectory(prefix="mlc-") as folder:
-        checkpoint = write_slow_checkpoint(Path(folder))
+        checkpoint = write_slow_checkpoint(Path(folder), chats=True)
         click.echo("Generating the expected answers ...", err=True)
-        answers = written_references(checkpoint, request_pool())
+        answers = written_references(checkpoint, all_requests())
         for seed in range(first, first + seeds):
             reports.append(Seed(seed, scale, checkpoint, answers).run())
             click.echo(f"seed {seed}: {len(reports[-1].findings.all)} findings", err=True)

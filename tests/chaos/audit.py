@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -177,11 +178,11 @@ def is_gone(connection: redis.Redis, job_id: str) -> bool:
     return not connection.exists(Job.key_for(job_id))
 
 
-def unfinished(connection: redis.Redis, planned: list[PlannedJob]) -> list[str]:
-    """Ids of jobs that RQ does not show as ended."""
+def unfinished(connection: redis.Redis, job_ids: Collection[str]) -> list[str]:
+    """Those of the ids whose jobs RQ does not show as ended."""
     with connection.pipeline(transaction=False) as pipeline:
-        for job in planned:
-            pipeline.hget(Job.key_for(job.job_id), "status")
+        for job_id in job_ids:
+            pipeline.hget(Job.key_for(job_id), "status")
         statuses = pipeline.execute()
     ended = (b"finished", b"failed", b"canceled")
-    return [job.job_id for job, status in zip(planned, statuses, strict=True) if status not in ended]
+    return [job_id for job_id, status in zip(job_ids, statuses, strict=True) if status not in ended]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
+from typing import Final
 
 import torch
 
@@ -36,7 +38,11 @@ _CONFIG = ModelConfig(
 )
 
 
-def write_slow_checkpoint(folder: Path, n_layer: int = _CONFIG.n_layer) -> Path:
+TEMPLATE: Final = "{% for message in messages %}{{ message.content }}{% endfor %}"
+"""Of a chat: its prompt is what was said, and nothing more."""
+
+
+def write_slow_checkpoint(folder: Path, n_layer: int = _CONFIG.n_layer, *, chats: bool = False) -> Path:
     """A checkpoint folder with random weights, wide enough that its answers vary; the slower the more layers."""
     model = MiniLabModel(replace(_CONFIG, n_layer=n_layer))
     generator = torch.Generator().manual_seed(7)
@@ -45,6 +51,8 @@ def write_slow_checkpoint(folder: Path, n_layer: int = _CONFIG.n_layer) -> Path:
             if weight.dim() > 1:
                 weight.normal_(std=2 * weight.shape[1] ** -0.5, generator=generator)
     write_checkpoint(folder, model, get_tokenizer())
+    if chats:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": TEMPLATE}), encoding="utf-8")
     return folder
 
 

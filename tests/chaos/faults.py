@@ -9,24 +9,32 @@ from collections.abc import Callable
 from typing import Final
 
 from chaos.fleet import LEASE, Fleet, WorkerProcess
+from chaos.gateways import GatewayProcess, Gateways
+from chaos.process import OwnProcess
 from chaos.proxy import Proxy
 from chaos.server import Server
 
-KINDS: Final = ("kill", "sleep", "drain", "redis kill", "redis stop", "lost answer", "cut")
+KINDS: Final = (
+    *("kill", "sleep", "drain", "redis kill", "redis stop", "lost answer", "cut"),
+    *("gateway kill", "gateway sleep", "gateway drain"),
+)
 """kill -9 of a worker; SIGSTOP for longer than its lease; SIGTERM; kill -9 and SIGTERM of Redis; an answer that got
-lost; all connections closed at once."""
+lost; all connections closed at once; kill -9, SIGSTOP for longer than clients wait, and SIGTERM of a gateway."""
 
-_WEIGHTS: Final = (3, 3, 2, 1, 1, 6, 2)
+_WEIGHTS: Final = (3, 3, 2, 1, 1, 6, 2, 3, 2, 2)
 
 
 class Faults:
     """Injects faults into one run and counts them."""
 
-    def __init__(self, dice: random.Random, fleet: Fleet, server: Server, proxy: Proxy | None) -> None:
-        self._dice, self._fleet, self._server, self._proxy = dice, fleet, server, proxy
+    def __init__(
+        self, dice: random.Random, fleet: Fleet, gateways: Gateways, server: Server, proxy: Proxy | None
+    ) -> None:
+        self._dice, self._fleet, self._gateways = dice, fleet, gateways
+        self._server, self._proxy = server, proxy
         self.injected: Counter[str] = Counter()
         self.server_killed_at: list[float] = []
-        self._wake_at: list[tuple[float, WorkerProcess]] = []
+        self._wake_at: list[tuple[float, OwnProcess]] = []
         self._acts: dict[str, Callable[[], bool]] = {
             "kill": self._kill,
             "sleep": self._sleep,
@@ -35,6 +43,9 @@ class Faults:
             "redis stop": self._redis_stop,
             "lost answer": self._lose_an_answer,
             "cut": self._cut,
+            "gateway kill": self._gateway_kill,
+            "gateway sleep": self._gateway_sleep,
+            "gateway drain": self._gateway_drain,
         }
 
     def run(self, seconds: float) -> None:
@@ -48,17 +59,17 @@ class Faults:
                 self.injected[kind] += 1
 
     def end(self) -> None:
-        """Let every worker continue whose pause is over; returns when none is paused any more."""
+        """Let every process continue whose pause is over; returns when none is paused any more."""
         while self._wake_at:
             time.sleep(0.05)
             self._wake_those_due()
 
     def _wake_those_due(self) -> None:
         now = time.monotonic()
-        for at, worker in self._wake_at:
-            if at <= now and worker.is_asleep and worker.exit_code is None:
-                worker.wake()
-        self._wake_at = [(at, worker) for at, worker in self._wake_at if worker.is_asleep and worker.exit_code is None]
+        for at, process in self._wake_at:
+            if at <= now and process.is_asleep and process.exit_code is None:
+                process.wake()
+        self._wake_at = [(at, one) for at, one in self._wake_at if one.is_asleep and one.exit_code is None]
 
     def _victim(self) -> WorkerProcess | None:
         """A worker that serves; the last one is left alone, so that something is there to break."""
@@ -115,3 +126,32 @@ class Faults:
         if self._proxy is not None:
             self._proxy.cut_all()
         return self._proxy is not None
+
+    def _gateway_victim(self) -> GatewayProcess | None:
+        """A gateway that answers; the last one is left alone."""
+        serving = [gateway for gateway in self._gateways.alive if gateway.is_serving and not gateway.is_asleep]
+        return self._dice.choice(serving) if len(serving) > 1 else None
+
+    def _gateway_kill(self) -> bool:
+        victim = self._gateway_victim()
+        if victim is not None:
+            victim.kill()
+            self._start_another_gateway()
+        return victim is not None
+
+    def _gateway_sleep(self) -> bool:
+        victim = self._gateway_victim()
+        if victim is not None:
+            victim.sleep()
+            self._wake_at.append((time.monotonic() + self._dice.uniform(1, 5), victim))
+        return victim is not None
+
+    def _gateway_drain(self) -> bool:
+        victim = self._gateway_victim()
+        if victim is not None:
+            victim.terminate()
+            self._start_another_gateway()
+        return victim is not None
+
+    def _start_another_gateway(self) -> None:
+        self._gateways.start("--grace", str(self._dice.choice([0, 1, 3])))

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Final, Self
@@ -13,6 +9,7 @@ from typing import Final, Self
 import redis
 from rq.job import Job
 
+from chaos.process import OwnProcess
 from minilab_gen.protocol import keys
 
 LEASE: Final = 3
@@ -20,10 +17,6 @@ LEASE: Final = 3
 
 START_LIMIT: Final = 120.0
 """Seconds for a worker to be ready: torch alone takes several on a loaded machine."""
-
-END_LIMIT: Final = 60.0
-"""Seconds for a worker to leave after SIGTERM, its grace time included."""
-
 
 SLOW_KERNELS: Final = "plain"
 """Twenty times as slow as the fastest, so that things happen in the middle of a job, and with the same bits: what these
@@ -33,68 +26,17 @@ FAST_KERNELS: Final = ""
 """The fastest that this processor can run, for what needs no moment in the middle of a job."""
 
 
-class WorkerProcess:
-    """``minilab-worker`` as an operating system sees it."""
+class WorkerProcess(OwnProcess):
+    """``minilab-worker``."""
 
     def __init__(self, checkpoint: Path, url: str, log: Path, *options: str, kernels: str = SLOW_KERNELS) -> None:
-        command = [sys.executable, "-m", "minilab_worker.cli", "--redis-url", url]
-        command += ["--model", str(checkpoint), "--name", keys.DEFAULT_MODEL]
+        given = ["--redis-url", url, "--model", str(checkpoint), "--name", keys.DEFAULT_MODEL]
         settings = ["--lease", str(LEASE), "--max-batch", "8", "--threads", "1", "--verbose"]
-        self.log = log
-        self.is_asleep = False
-        self.may_fail = False
-        """Whether something was done to it after which it need not end well."""
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [*command, *settings, *options],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "MINILAB_KERNELS": kernels},
-            )
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def exit_code(self) -> int | None:
-        """None while it runs."""
-        return self._process.poll()
-
-    @property
-    def said(self) -> str:
-        """Everything that it has logged."""
-        return self.log.read_text(encoding="utf-8", errors="replace")
+        super().__init__("minilab_worker.cli", [*given, *settings, *options], log, MINILAB_KERNELS=kernels)
 
     @property
     def is_serving(self) -> bool:
         return " serves " in self.said
-
-    def kill(self) -> None:
-        self.may_fail = True
-        self._process.kill()
-        self._process.wait()
-
-    def sleep(self) -> None:
-        """SIGSTOP: it keeps its memory and its connections, and does nothing."""
-        self.is_asleep = True
-        self._process.send_signal(signal.SIGSTOP)
-
-    def wake(self) -> None:
-        self.is_asleep = False
-        self._process.send_signal(signal.SIGCONT)
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-    def wait(self) -> int:
-        """Its exit code, once it has ended; that of a kill, if it does not."""
-        try:
-            return self._process.wait(END_LIMIT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            return self._process.wait()
 
 
 class Fleet:

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import redis
-from minilab_client.batch.pending_jobs import PendingJobs
 from minilab_client.batch.waiting import StallNotes
 from rq.job import Job
 from support.batch_files import (
@@ -24,6 +23,7 @@ from support.batch_runs import answer_earlier, batch, fail_earlier, is_queued, m
 from support.client_program import client, end, queued, start, write
 from support.waiting import wait_until
 
+from minilab_gen.batch.pending_jobs import PendingJobs
 from minilab_gen.protocol import endings, keys
 from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.jobs import fetch

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import redis
 from click.testing import Result
-from minilab_client.batch.line import Line
 from support.batch_files import asked_model, good_lines, records, write_lines
 from support.client_program import client, end, fake_redis, queued, start, write
 
 from minilab_gen.asked_model import AskedModel
+from minilab_gen.batch.line import Line
 from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.jobs import fetch, request_of
 from minilab_gen.protocol.submission import Submission, enqueue

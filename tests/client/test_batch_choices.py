@@ -8,10 +8,6 @@ from typing import Any
 
 import pytest
 import redis
-from minilab_client.batch import openai_form
-from minilab_client.batch.choices import choices_of
-from minilab_client.batch.line import Form, Line
-from minilab_client.batch.pending_jobs import PendingJobs
 from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
 from support.batch_files import answers_to, asked_model, good_lines, openai, own, records, write_lines
@@ -20,6 +16,10 @@ from support.client_program import end, queued, start
 from support.references import reference_ids
 from support.waiting import wait_until
 
+from minilab_gen.batch import openai_form
+from minilab_gen.batch.choices import choices_of
+from minilab_gen.batch.line import Form, Line
+from minilab_gen.batch.pending_jobs import PendingJobs
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.results import Answer
 from minilab_gen.protocol.submission import Submission

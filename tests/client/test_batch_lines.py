@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from minilab_client.batch import jsonl, own_form
-from minilab_client.batch.line import BadLine, Line
+from minilab_client.batch import own_form
 from support.batch_files import asked_model, good_lines, openai, own, read_file, write_lines
 
 from minilab_gen.asked_model import AskedModel
+from minilab_gen.batch import json_lines
+from minilab_gen.batch.line import BadLine, Line
 from minilab_gen.request import GREEDY, GenerationRequest, SamplingSettings
 from minilab_gen.text.chat import ChatFormat
 
@@ -248,7 +249,7 @@ def test_a_line_that_is_too_long_is_refused_without_its_neighbours(file: Path, m
     file.write_text("\n".join(content), encoding="utf-8")
 
     with file.open("rb") as lines:
-        found = list(jsonl.read_lines(lines, at_most=100))
+        found = list(json_lines.read_lines(lines, at_most=100))
 
     assert [(line.number, line.content is None) for line in found] == [(1, False), (2, True), (3, False)]
     assert found[2].content == content[2].encode()
@@ -258,7 +259,7 @@ def test_the_longest_line_is_taken_and_one_byte_more_is_not(file: Path) -> None:
     file.write_bytes(b"\xef\xbb\xbf" + b"a" * 100 + b"\r\n" + b"b" * 101 + b"\n" + b"c" * 100)
 
     with file.open("rb") as lines:
-        found = list(jsonl.read_lines(lines, at_most=100))
+        found = list(json_lines.read_lines(lines, at_most=100))
 
     assert [line.content for line in found] == [b"a" * 100, None, b"c" * 100]
 

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import redis
 import torch
-from minilab_client.batch import openai_form
-from minilab_client.batch.line import BadLine, Line
 from minilab_worker.serving import ServedModel
 from support.batch_files import asked_model, good_lines, openai, own, read_file, records, write_lines
 from support.batch_runs import batch
@@ -18,6 +16,8 @@ from support.served_jobs import StartWorker
 from support.tokenizer_kinds import KINDS
 
 from minilab_gen.asked_model import AskedModel
+from minilab_gen.batch import openai_form
+from minilab_gen.batch.line import BadLine, Line
 from minilab_gen.generate import generate, logprobs
 from minilab_gen.logprobs import LEAST_LOGPROB, TokenLogprobs
 from minilab_gen.protocol.events import EndEvent

@@ -9,12 +9,13 @@ from typing import Any
 
 import click
 import pytest
-from minilab_client.batch import openai_form, own_form
+from minilab_client.batch import own_form
 from minilab_client.batch.files import ErrorFile
-from minilab_client.batch.line import Line
 from minilab_client.batch.output_file import OutputFile
 from support.batch_files import asked_model, custom_ids, good_lines, openai, own, records, write_lines
 
+from minilab_gen.batch import openai_form
+from minilab_gen.batch.line import Line
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.results import Answer
 

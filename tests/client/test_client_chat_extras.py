@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import redis
-from minilab_client.batch.line import BadLine, Line
 from support.batch_files import asked_model
 from support.client_program import client, fake_redis, queued
 
 from minilab_gen import api
 from minilab_gen.asked_model import AskedModel
+from minilab_gen.batch.line import BadLine, Line
 from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.protocol.jobs import fetch, request_of
@@ -55,8 +55,9 @@ def asked(connection: redis.Redis) -> str:
 
 
 def line(**fields: Any) -> Line | BadLine:
-    from minilab_client.batch.jsonl import RawLine
     from minilab_client.batch.reader import LineReader
+
+    from minilab_gen.batch.json_lines import RawLine
 
     raw = RawLine(1, json.dumps({"custom_id": "a", **fields}).encode())
     return next(LineReader(chatting()).read([raw]))
@@ -137,7 +138,7 @@ def test_lines_that_differ_in_them_are_other_lines() -> None:
 
 
 def test_a_chat_completion_is_answered_in_its_own_form() -> None:
-    from minilab_client.batch import openai_form
+    from minilab_gen.batch import openai_form
 
     found = chat_completion(max_completion_tokens=5, seed=3)
     assert isinstance(found, Line)

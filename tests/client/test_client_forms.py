@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import redis
-from minilab_client.batch.line import BadLine, Line
 from minilab_client.exit_codes import ExitCode, say_end
 from support.batch_files import openai, own, read_file, write_lines
 from support.client_program import announce_worker, client, fake_redis, refusal
 from support.random_forms import form_of, schema_form
 
 from minilab_gen.answer_form import AnswerForm
+from minilab_gen.batch.line import BadLine, Line
 from minilab_gen.protocol.events import EndEvent, decode_entry
 from minilab_gen.protocol.jobs import fetch, request_of
 

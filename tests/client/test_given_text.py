@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 import redis
-from minilab_client.batch.line import Line
-from minilab_client.given_text import decoded
 from support.batch_files import own, read_file, write_lines
 from support.client_program import client, fake_redis
 
+from minilab_gen.batch.line import Line
 from minilab_gen.errors import RequestError
 from minilab_gen.protocol.jobs import fetch, request_of
+from minilab_gen.utf8_text import decoded
 
 
 @pytest.fixture

@@ -96,7 +96,7 @@ class Jobs:
 
     def wait_for_ends(self) -> None:
         """Wait until every job has ended in RQ's records and every reader has read its end."""
-        wait_until(lambda: not unfinished(self._connection, self._planned), LIMIT)
+        wait_until(lambda: not unfinished(self._connection, [job.job_id for job in self._planned]), LIMIT)
         wait_until(lambda: all(reader.has_ended for reader in self._readers), LIMIT)
 
     def check(self) -> Findings:

@@ -14,12 +14,16 @@ import pytest
 import redis
 from minilab_worker.serving import ServedModel, load_served_model
 from minilab_worker.worker import MakeEngine, Worker, WorkerSettings, make_engine
+from support.call_templates import QWEN
 from support.engines import slow_engine, slower_engine
 from support.waiting import wait_until
 
+from gateway.browsing import browser, context, page
 from gateway.gateway_process import Gateway
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import all_cards
+
+__all__ = ["browser", "context", "page"]  # fixtures
 
 StartGateway = Callable[..., Gateway]
 
@@ -67,6 +71,17 @@ def chat_served(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
     return load_served_model(folder, keys.DEFAULT_MODEL, max_batch=4, threads=None)
 
 
+@pytest.fixture(scope="session")
+def tools_served(small_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
+    """The small model with room for the template of a family that calls tools, under the name of the base model."""
+    folder = tmp_path_factory.mktemp("tools") / "model"
+    shutil.copytree(small_checkpoint, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "max_position_embeddings": 2048}))
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": QWEN}))
+    return load_served_model(folder, keys.DEFAULT_MODEL, max_batch=4, threads=None)
+
+
 @contextmanager
 def served_chats(server: redis.Redis, served: ServedModel, engine: MakeEngine = make_engine) -> Iterator[None]:
     """A worker of a model that chats, once it has announced it: a card without chats may stand there before."""
@@ -83,6 +98,13 @@ def served_chats(server: redis.Redis, served: ServedModel, engine: MakeEngine = 
 def chat_gateway(shared_gateway: Gateway, server: redis.Redis, chat_served: ServedModel) -> Iterator[Gateway]:
     """A gateway, and a worker of a model that chats."""
     with served_chats(server, chat_served):
+        yield shared_gateway
+
+
+@pytest.fixture
+def tools_gateway(shared_gateway: Gateway, server: redis.Redis, tools_served: ServedModel) -> Iterator[Gateway]:
+    """A gateway, and a worker of a model that calls tools."""
+    with served_chats(server, tools_served):
         yield shared_gateway
 
 

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import redis
+from minilab_gateway.app import make_routes
+from minilab_gateway.metrics import Metrics
+from minilab_gateway.service import Service
+from minilab_gateway.settings import GatewaySettings
 from minilab_worker.worker import Worker
+from starlette.routing import BaseRoute, Route
 from support.waiting import wait_until
 
 from gateway.conftest import StartGateway
@@ -72,6 +78,46 @@ def test_every_route_but_two_needs_a_key(locked: Gateway) -> None:
                 else:
                     assert answer.status_code == 401, (method, path)
                     assert answer.headers["www-authenticate"] == "Bearer"
+
+
+OPEN = {"/health", "/ready", "/", "/answer.js", "/api.js", "/copying.js", "/main.js", "/settings.js", "/style.css"}
+"""All that needs no key, in full: a route that is added needs one, or an entry here."""
+
+
+def paths_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
+    """Their paths, and those of the routers among them."""
+    for route in routes:
+        inner = getattr(route, "original_router", None)
+        if inner is None:
+            yield cast(Route, route).path  # and where it is another kind with no path, this fails
+        else:
+            yield from paths_of(inner.routes)
+
+
+def test_no_route_of_the_app_but_these_answers_without_a_key(locked: Gateway, server: redis.Redis) -> None:
+    settings = GatewaySettings()
+    app = make_routes(settings, server, Service(server, settings), Metrics(), lambda: False)
+    paths = {re.sub("{.*?}", "x", path) for path in paths_of(app.routes)}
+    with locked.http() as http:
+        answers = {
+            (path, method): http.request(method, path).status_code
+            for path in paths
+            for method in ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+        }
+
+    assert {"/docs", "/openapi.json", "/v1/completions/x/cancel", *OPEN} <= paths
+    assert {path for (path, _), status in answers.items() if status != 401} == OPEN
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/metrics", "/v1/models", "/"])
+def test_head_is_answered_as_get_is_without_the_body(gateway: Gateway, path: str) -> None:
+    head = f"HEAD {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+
+    answer = raw(gateway, head.encode())
+
+    assert answer.startswith(b"HTTP/1.1 200 ")
+    assert answer.endswith(b"\r\n\r\n")
+    assert answer.count(b"\r\n\r\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -202,16 +248,17 @@ def test_hangup_reads_the_keys_again(start_gateway: StartGateway, tmp_path: Path
 
 def test_a_key_has_its_limits(start_gateway: StartGateway, start_worker: Callable[..., Worker], tmp_path: Path) -> None:
     start_worker()
-    limits = "requests-per-minute=3 jobs=2 models=base"
+    limits = "requests-per-minute=2 jobs=2 models=base"
     gateway = start_gateway("--api-keys", str(write_keys(tmp_path / "keys", "alice", options=limits)))
     with gateway.http(headers=bearer("alice")) as http:
         many = http.post("/v1/completions", json={**ASKED, "n": 3})
         other = http.post("/v1/completions", json={**ASKED, "model": "other"})
-        http.get("/v1/models")
-        late = http.get("/v1/models")
+        looked = http.get("/v1/models")
+        late = http.post("/v1/completions", json=ASKED)
 
     assert (many.status_code, many.json()["error"]["code"]) == (429, "too_many_jobs")
     assert (other.status_code, other.json()["error"]["code"]) == (404, "model_not_found")
+    assert looked.status_code == 200
     assert (late.status_code, late.json()["error"]["code"]) == (429, "rate_limit_exceeded")
     assert int(late.headers["retry-after"]) >= 1
 

@@ -6,9 +6,7 @@ import hashlib
 from pathlib import Path
 
 import pytest
-from minilab_gateway.api_keys import ApiKey, ApiKeys, new_key, read_keys
-from minilab_gateway.errors import ApiError
-from minilab_gateway.limits import Limits
+from minilab_gateway.api_keys import ApiKeys, new_key, read_keys
 
 from minilab_gen.errors import RequestError
 
@@ -46,11 +44,11 @@ def test_each_of_50_keys_is_found_whatever_its_letters(file: Path) -> None:
 
 
 def test_a_key_may_have_limits(file: Path) -> None:
-    file.write_text(f"{line_of('bob', 'x')} requests-per-minute=60 jobs=2 models=base,other")
+    file.write_text(f"{line_of('bob', 'x')} requests-per-minute=60 tokens-per-minute=900 jobs=2 models=base,other")
 
     (key,) = read_keys(file)
 
-    assert (key.requests_per_minute, key.jobs) == (60, 2)
+    assert (key.requests_per_minute, key.tokens_per_minute, key.jobs) == (60, 900, 2)
     assert sorted(key.models or ()) == ["base", "other"]
     assert key.may_ask("base")
     assert not key.may_ask("third")
@@ -67,7 +65,10 @@ def test_a_key_may_have_limits(file: Path) -> None:
         (f"{line_of('bob', 'x')}\n{line_of('eve', 'x')}", "names and keys must differ, got eve again"),
         (f"{line_of('bob', 'x')} jobs=0", "jobs must be a whole number of at least 1, got '0'"),
         (f"{line_of('bob', 'x')} jobs=٣", "jobs must be a whole number"),
-        (f"{line_of('bob', 'x')} speed=3", "a key may have requests-per-minute, jobs and models, got 'speed'"),
+        (
+            f"{line_of('bob', 'x')} speed=3",
+            "a key may have .*tokens-per-minute, jobs and models, got 'speed'",
+        ),
     ],
     ids=str,
 )
@@ -95,31 +96,3 @@ def test_a_reload_takes_what_changed_and_keeps_the_keys_where_the_file_is_bad(fi
 def test_a_name_that_would_break_the_file_is_refused() -> None:
     with pytest.raises(RequestError, match="the name of a key"):
         new_key("a b")
-
-
-def test_requests_are_given_back_as_time_passes() -> None:
-    now = 0.0
-    limits, key = Limits(lambda: now), ApiKey("bob", requests_per_minute=2)
-    limits.count_request(key)
-    limits.count_request(key)
-
-    with pytest.raises(ApiError) as refused:
-        limits.count_request(key)
-    assert (refused.value.status, refused.value.headers["Retry-After"]) == (429, "30")
-    now = 30.0
-    limits.count_request(key)
-    limits.count_request(ApiKey("other", requests_per_minute=1))
-
-
-def test_jobs_count_until_they_are_released() -> None:
-    limits, key = Limits(), ApiKey("bob", jobs=2)
-    hold = limits.hold(key, 2)
-
-    with pytest.raises(ApiError, match="2 jobs at once"):
-        limits.hold(key, 1)
-    hold.release()
-    hold.release()
-
-    limits.hold(key, 2)
-    with pytest.raises(ApiError):
-        limits.hold(key, 1)

@@ -206,8 +206,9 @@ def test_extras_of_vllm_are_taken(gateway: Gateway) -> None:
 
 def test_parameters_that_change_nothing_are_accepted(gateway: Gateway) -> None:
     plain = gateway.complete(**GREEDY)
+    nothing = dict.fromkeys(("n", "stop", "seed", "top_k", "min_p", "logprobs", "stream", "suffix", "service_tier"))
 
-    answer = gateway.complete(**GREEDY, user="somebody", n=1, best_of=1, echo=False)
+    answer = gateway.complete(**GREEDY, user="somebody", best_of=1, echo=False, extra_body=nothing)
 
     assert answer.choices[0].text == plain.choices[0].text
 

@@ -14,6 +14,11 @@ from support.waiting import wait_until
 
 from gateway.conftest import StartGateway
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.jobs import fetch, state_of
+from minilab_gen.protocol.streams import end_of, stream_length
+from minilab_gen.protocol.submission import Submission, enqueue
+from minilab_gen.protocol.workers import all_workers
+from minilab_gen.request import GenerationRequest
 
 
 def run(*arguments: str, **variables: str) -> tuple[int, str, str]:
@@ -86,6 +91,37 @@ def test_one_command_serves_a_folder_and_ends_its_worker(
 
     assert gateway.process.wait(60) == 0
     assert list(server.scan_iter(keys.worker_lease("*"))) == []
+
+
+def test_a_gateway_that_is_killed_takes_its_worker_along_and_jobs_are_handed_back(
+    start_gateway: StartGateway, server: redis.Redis, small_checkpoint: Path
+) -> None:
+    folder = str(small_checkpoint)
+    gateway = start_gateway("--with-worker", "--model", folder, MINILAB_GRACE="0", MINILAB_MAX_BATCH="1")
+    name = keys.without_owner(small_checkpoint.name)
+    wait_until(lambda: any(worker.alive for worker in all_workers(server)), 60)
+    (worker,) = all_workers(server)
+    assert worker.pid is not None
+    request = GenerationRequest((5, 6), max_new_tokens=100)
+    job_ids = [enqueue(server, request, Submission(model=name)) for _ in range(50)]  # so that one is in the middle
+    wait_until(lambda: stream_length(server, job_ids[0])[0], 60)
+
+    gateway.kill()
+
+    wait_until(lambda: not list(server.scan_iter(keys.worker_lease("*"))), 60)
+    wait_until(lambda: not is_running(worker.pid), 60)
+    left = [job_id for job_id in job_ids if end_of(server, job_id) is None]
+    assert left
+    assert {state_of(server, fetch(server, job_id)) for job_id in left} == {"queued"}
+
+
+def is_running(pid: int | None) -> bool:
+    """Whether there is such a process; one that nothing waits for any more counts as ended."""
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"
 
 
 def test_a_folder_that_cannot_be_served_ends_the_gateway(server: redis.Redis, server_url: str, tmp_path: Path) -> None:

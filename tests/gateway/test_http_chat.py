@@ -77,6 +77,7 @@ def test_both_names_of_the_limit_are_taken(chat_gateway: Gateway, limits: dict[s
         ({"max_completion_tokens": 0, "max_tokens": None}, "max_completion_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"parallel_tool_calls": 0}, "parallel_tool_calls"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"reasoning_effort": "high"}, "reasoning_effort"),
         ({"unknown": 1}, None),
@@ -94,6 +95,26 @@ def test_what_a_chat_does_not_offer_is_refused_by_name(
 
     assert refused.value.param == param
     assert next(iter(fields)).split("_")[0] in refused.value.message or param is None
+
+
+def test_null_asks_for_nothing_whatever_the_name(chat_gateway: Gateway) -> None:
+    names = (
+        "functions",
+        "function_call",
+        "modalities",
+        "audio",
+        "prediction",
+        "reasoning_effort",
+        "service_tier",
+        "tools",
+    )
+    body = {"model": "base", "messages": [{"role": "user", "content": "x"}], "max_tokens": 2, "temperature": 0}
+    with chat_gateway.http() as http:
+        plain = http.post("/v1/chat/completions", json=body).json()
+        answer = http.post("/v1/chat/completions", json={**body, **dict.fromkeys(names)})
+
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["choices"] == plain["choices"]
 
 
 def test_what_changes_nothing_is_accepted(chat_gateway: Gateway) -> None:
@@ -167,6 +188,7 @@ def test_models_are_listed_and_found(chat_gateway: Gateway) -> None:
 
     assert [model.id for model in client.models.list()] == ["base"]
     assert extra(client.models.retrieve("base"), "max_model_len") == 64
+    assert client.models.retrieve("owner/base").id == "base"  # a name that works in a body
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("owner/nobody")
 

@@ -1,4 +1,4 @@
-"""docs/http.md: its snippets run as they stand, and /docs describes the bodies that are taken."""
+"""docs/http.md and docs/tools.md: their snippets run as they stand, and /docs describes the bodies that are taken."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from minilab_gateway.schemas import body_schema
 
 from gateway.gateway_process import Gateway
 from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, Route
+from minilab_gen.openai.response_bodies import RESPONSES
 
-DOCUMENT = (Path(__file__).parent.parent.parent / "docs" / "http.md").read_text(encoding="utf-8")
+DOCUMENTS = Path(__file__).parent.parent.parent / "docs"
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", DOCUMENT, re.DOTALL | re.MULTILINE)
+def blocks(language: str, name: str = "http.md") -> list[str]:
+    text = (DOCUMENTS / name).read_text(encoding="utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 def run(gateway: Gateway, *command: str, **variables: str) -> str:
@@ -38,6 +40,14 @@ def test_the_python_snippet_runs(gateway: Gateway) -> None:
     assert run(gateway, sys.executable, "-W", "error", "-c", snippet)
 
 
+def test_the_loop_of_an_agent_runs(tools_gateway: Gateway) -> None:
+    (snippet,) = blocks("python", "tools.md")
+
+    printed = run(tools_gateway, sys.executable, "-W", "error", "-c", snippet)
+
+    assert re.match(r'temperature \{"city":"(Suez|Aden)"\}\n', printed)
+
+
 def test_the_curl_snippets_run(gateway: Gateway) -> None:
     snippet, resume = (block for block in blocks("sh") if block.startswith("curl"))
 
@@ -48,7 +58,7 @@ def test_the_curl_snippets_run(gateway: Gateway) -> None:
     assert run(gateway, "bash", "-ec", resume, ID=name).startswith("id: 13\ndata: {")
 
 
-@pytest.mark.parametrize("route", [COMPLETIONS, CHAT_COMPLETIONS], ids=lambda route: route.url)
+@pytest.mark.parametrize("route", [COMPLETIONS, CHAT_COMPLETIONS, RESPONSES], ids=lambda route: route.url)
 def test_docs_describe_each_field_that_is_taken_and_no_other(shared_gateway: Gateway, route: Route) -> None:
     with shared_gateway.http() as http:
         described = http.get("/openapi.json").json()["paths"][route.url]["post"]["requestBody"]

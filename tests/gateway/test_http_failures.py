@@ -6,7 +6,7 @@ import json
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,7 +26,7 @@ from gateway.conftest import StartGateway
 from gateway.gateway_process import Gateway, events_in, stream_of
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import publish_card
-from minilab_gen.protocol.events import EndEvent
+from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.jobs import fetch, queue_of
 from minilab_gen.protocol.streams import publish
 from minilab_gen.text.tokenizer import get_tokenizer
@@ -184,18 +184,35 @@ def test_a_silent_stream_sends_comments_that_clients_do_not_see(
         assert time.monotonic() - began < 2  # the headers do not wait for a token
         job_id = by_hand()
         first = [next(lines) for _ in range(4)]
-        assert first == [": ", "", ": ", ""]
+        assert first == [":"] * 4
         end_job(server, job_id, EndEvent("length", 0, 2))
         rest = list(lines)
     create: Any = gateway.client().completions.create
     stream = create(model="base", prompt=[5, 6], stream=True)
     job_id = by_hand()
+    publish(server, [(job_id, TokenEvent(1, 7, "a"))], running_ttl=60)
     time.sleep(0.5)
-    end_job(server, job_id, EndEvent("length", 0, 2))
+    end_job(server, job_id, EndEvent("length", 1, 2))
 
     assert [line for line in rest if line.startswith("data:")][-1] == "data: [DONE]"
     assert all(line != "data: " for line in rest)
-    assert [chunk.choices[0].finish_reason for chunk in stream] == ["length"]
+    assert [chunk.choices[0].finish_reason for chunk in stream] == [None, "length"]
+
+
+def test_all_lines_of_a_stream_end_alike_so_that_it_can_be_split_at_empty_ones(
+    start_gateway: StartGateway, server: redis.Redis, by_hand: Callable[[], str]
+) -> None:
+    gateway = start_gateway("--ping", "0.1")
+    raw = b""
+    with gateway.http() as http, http.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as response:
+        job_id = by_hand()
+        pieces = response.iter_raw()
+        raw += next(pieces)
+        end_job(server, job_id, EndEvent("length", 0, 2))
+        raw += b"".join(pieces)
+
+    assert raw.startswith(b": \n\n")
+    assert b"\r" not in raw
 
 
 def test_each_token_arrives_alone_as_it_comes(
@@ -237,3 +254,68 @@ def test_a_gateway_that_may_not_wait_leaves_the_jobs_to_be_gone_on_with(
         found = http.get(f"/v1/completions/{job_id}").json()
     assert found["usage"]["completion_tokens"] == 20
     assert fetch(server, job_id).get_status().value == "finished"
+
+
+def test_a_gateway_that_may_not_wait_tells_plain_requests_to_come_again(
+    start_gateway: StartGateway, start_worker: Callable[..., Worker], server: redis.Redis
+) -> None:
+    start_worker(engine=very_slow_engine)
+    gateway = start_gateway("--grace", "0")
+    answers: list[httpx.Response] = []
+
+    def ask() -> None:
+        with gateway.http() as http:
+            answers.append(http.post("/v1/completions", json=LONG, headers={"Idempotency-Key": "k"}))
+
+    with gateway.http() as http, stream_of(http, "/v1/completions", LONG) as lines:
+        first = next(lines)
+        asking = threading.Thread(target=ask)
+        asking.start()
+        wait_until(lambda: gateway.figure("minilab_gateway_readers") == 2)
+        gateway.process.terminate()
+        with suppress(httpx.RemoteProtocolError):
+            assert "data: [DONE]" not in list(lines)
+    asking.join()
+
+    assert first
+    assert error_of(answers[0]) == (503, "shutting_down")
+    assert int(answers[0].headers["retry-after"]) >= 1
+    assert gateway.process.wait(30) == 0
+    assert "Traceback" not in gateway.said
+
+
+BAD_FORMS: dict[str, dict[str, Any]] = {
+    "grammar": {"structured_outputs": {"grammar": "start: nowhere"}},
+    "regex": {"regex": "(a"},
+    "guided": {"guided_regex": "[b"},
+    "schema": {"response_format": {"type": "json_schema", "json_schema": {"schema": {"pattern": "(a"}}}},
+}
+
+
+@pytest.mark.parametrize("form", list(BAD_FORMS))
+def test_a_form_that_only_the_worker_finds_wrong_is_the_requests_fault(gateway: Gateway, form: str) -> None:
+    fields = BAD_FORMS[form]
+    with gateway.http() as http:
+        whole = http.post("/v1/completions", json={**LONG, **fields})
+        streamed = events_in(http.post("/v1/completions", json={**LONG, **fields, "stream": True}).text)
+
+    assert whole.status_code == 400, whole.text
+    told = whole.json()["error"]
+    assert (told["type"], told["param"]) == ("invalid_request_error", next(iter(fields)))
+    assert told["message"]
+    assert streamed[-1][1] == {"error": told}
+
+
+def test_a_request_that_fits_no_more_is_told_its_field(
+    shared_gateway: Gateway, server: redis.Redis, by_hand: Callable[[], str]
+) -> None:
+    with shared_gateway.http() as http, stream_of(http, "/v1/completions", {**LONG, "prompt": [5, 6]}) as lines:
+        end_job(server, by_hand(), EndEvent("error", 0, 2, error="prompt must hold less", refused=True))
+        (only,) = [line for line in lines if line.startswith("data: ")]
+
+    error = json.loads(only.removeprefix("data: "))["error"]
+    assert (error["message"], error["type"], error["param"]) == (
+        "prompt must hold less",
+        "invalid_request_error",
+        "prompt",
+    )

@@ -2,74 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import redis
 from minilab_worker.worker import Worker
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import BrowserContext, Page, expect
 from support.own_service import OwnService
 from support.waiting import wait_until
 
+from gateway.browsing import ended, go_on, go_to, needs_browser, visit
 from gateway.conftest import StartGateway
 from gateway.gateway_process import Gateway
 from gateway.test_access import KEYS, write_keys
 from minilab_gen.protocol import keys
 
-CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="SKIPPED: no chromium here; apt-get install chromium")
+pytestmark = needs_browser
 
-LIMIT_MS = 120_000
 MARKUP = "<img src=x onerror=document.title='run'><script>document.title='run'</script>"
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as tools:
-        opened = tools.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield opened
-        opened.close()
-
-
-@pytest.fixture
-def context(browser: Browser) -> Iterator[BrowserContext]:
-    made = browser.new_context(viewport={"width": 1280, "height": 800})
-    made.set_default_timeout(LIMIT_MS)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def page(context: BrowserContext) -> Iterator[Page]:
-    """A page whose console tells of lost connections alone: nothing else fails, and nothing is forbidden."""
-    expect.set_options(timeout=LIMIT_MS)
-    opened, said = context.new_page(), []
-    opened.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
-    opened.on("pageerror", lambda error: said.append(str(error)))
-    yield opened
-    assert [text for text in said if not text.startswith("Failed to load resource: net::ERR_")] == []
-
-
-def visit(page: Page, gateway: Gateway) -> None:
-    page.goto(gateway.url)
-    expect(page.locator("#model option")).to_have_text(["base"])
-
-
-def go_on(page: Page, prompt: str, **settings: object) -> None:
-    page.fill("#prompt", prompt)
-    for name, value in settings.items():
-        page.fill(f"[name={name}]", str(value))
-    page.click("#go-on button[type=submit]")
-
-
-def ended(page: Page, place: str = "#answer") -> str:
-    """What is shown once the answer is whole."""
-    expect(page.locator(f"{place} .end").last).to_have_text(re.compile(r"\[.+\]"))
-    return page.inner_text(place)
 
 
 def test_a_completion_comes_token_by_token_with_probabilities(page: Page, gateway: Gateway) -> None:
@@ -122,6 +74,7 @@ def test_a_chat_is_stopped_and_goes_on_with_the_next_message(
     page: Page, slow_chat_gateway: Gateway, server: redis.Redis
 ) -> None:
     visit(page, slow_chat_gateway)
+    expect(page.locator("#chat")).to_be_visible()  # a model that chats is met in a chat
     page.fill("#message", "un")
     page.keyboard.press("Enter")
     page.click("#chat .stop")
@@ -139,15 +92,19 @@ def test_text_of_users_models_and_errors_is_never_markup(page: Page, chat_gatewa
     visit(page, chat_gateway)
     go_on(page, MARKUP, max_tokens=3)
     ended(page)
+    go_to(page, "chat")
     page.fill("#message", MARKUP)
     page.keyboard.press("Enter")
     ended(page, "#messages")
     page.reload()
+    go_to(page, "completion")
     ended(page)
+    text = page.inner_text("#answer")
+    go_to(page, "chat")
     expect(page.locator("#messages li")).to_have_count(2)
 
-    assert page.title() == "MiniLab Gen"
-    assert MARKUP in page.inner_text("#answer")
+    assert page.title() == "Chat · MiniLab Gen"
+    assert MARKUP in text
     assert MARKUP in page.inner_text("#messages")
     assert page.locator("main img, main script").count() == 0
 
@@ -173,16 +130,16 @@ def test_the_page_asks_for_a_key_and_keeps_it_no_longer_than_itself(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_narrow_screen_shows_one_side_at_a_time(page: Page, gateway: Gateway, scheme: str) -> None:
+def test_every_view_fits_a_narrow_screen(page: Page, gateway: Gateway, scheme: str) -> None:
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
     page.set_viewport_size({"width": 360, "height": 700})
+    gateway.complete(model="base", prompt="Phileas Fogg", max_tokens=2, n=3)
     visit(page, gateway)
 
-    expect(page.locator("#chat")).to_be_visible()
-    expect(page.locator("#completion")).not_to_be_visible()
-    page.click("nav button[data-view=completion]")
-    expect(page.locator("#completion")).to_be_visible()
-    assert page.evaluate("document.documentElement.scrollWidth") <= 360
+    for view in ("chat", "completion", "jobs", "batches", "workers"):
+        go_to(page, view)
+        expect(page.locator("main > section:visible")).to_have_count(1)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 360, view
 
 
 def test_the_request_is_copied_as_a_command_and_as_a_program_that_run(
@@ -190,6 +147,7 @@ def test_the_request_is_copied_as_a_command_and_as_a_program_that_run(
 ) -> None:
     context.grant_permissions(["clipboard-read", "clipboard-write"])
     visit(page, gateway)
+    go_to(page, "completion")
     page.fill("#prompt", 'L\'homme, "true" or null')
     page.fill("[name=max_tokens]", "3")
     page.fill("[name=temperature]", "0")

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from chaos.checkpoint import Answers, written_references
-from chaos.load import request_pool
+from chaos.checkpoint import Answers, write_slow_checkpoint, written_references
+from chaos.http_load import all_requests
 from chaos.report import table
 from chaos.seed import Scale, Seed
 from chaos.server import BINARY
@@ -22,14 +22,22 @@ SCALE = Scale(seconds=5.0, jobs=150)
 
 
 @pytest.fixture(scope="module")
-def expected(slow_checkpoint: Path) -> Answers:
+def chatting_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The slow model with a template for chats."""
+    return write_slow_checkpoint(tmp_path_factory.mktemp("chats"), chats=True)
+
+
+@pytest.fixture(scope="module")
+def expected(chatting_checkpoint: Path) -> Answers:
     """What ``generate`` alone answers to the requests that all seeds draw from."""
-    return written_references(slow_checkpoint, request_pool())
+    return written_references(chatting_checkpoint, all_requests())
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 4])
-def test_no_token_is_missing_or_doubled_whatever_breaks(slow_checkpoint: Path, expected: Answers, seed: int) -> None:
-    report = Seed(seed, SCALE, slow_checkpoint, expected).run()
+def test_no_token_is_missing_or_doubled_whatever_breaks(
+    chatting_checkpoint: Path, expected: Answers, seed: int
+) -> None:
+    report = Seed(seed, SCALE, chatting_checkpoint, expected).run()
 
     print(table([report]))
     print(report.logs)

@@ -9,11 +9,11 @@ from statistics import median
 
 import click
 import pytest
-from minilab_client.batch.jsonl import MAX_LINE_BYTES
 from minilab_worker.cli import program as worker
 from test_documents import DOCUMENTS, ROOT, each_document, options_of
 
 from minilab_gen import request
+from minilab_gen.batch.json_lines import MAX_LINE_BYTES
 from minilab_gen.logprobs import MAX_OF_PROMPT, MOST_LISTED
 from minilab_gen.protocol.jobs import MAX_PAYLOAD_BYTES
 from minilab_gen.text.chat import MAX_MESSAGES, MAX_TEMPLATE_CHARACTERS

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from minilab_client.batch.choices import choices_of
-from minilab_client.batch.jsonl import read_lines
-from minilab_client.batch.line import BadLine, Line
 from minilab_client.batch.reader import LineReader
 
 from minilab_gen.asked_model import AskedModel
+from minilab_gen.batch.choices import choices_of
+from minilab_gen.batch.json_lines import read_lines
+from minilab_gen.batch.line import BadLine, Line
 from minilab_gen.protocol.cards import ModelCard, digest
 from minilab_gen.request import GenerationRequest
 from minilab_gen.text.tokenizer import get_tokenizer

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import redis
 from click.testing import Result
-from minilab_client.batch.line import Line
 
+from minilab_gen.batch.line import Line
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.submission import Submission, enqueue
 from support.client_program import client, end, queued, start, write

@@ -96,6 +96,7 @@ def test_a_form_that_cannot_be_compiled_fails_its_job_alone_with_the_reason(
     assert [end.reason for end in ends] == ["error", "length", "stop", "error"]
     assert "the regex cannot be compiled" in str(ends[0].error)
     assert "look-ahead" in str(ends[0].error)
+    assert [end.refused for end in ends] == [True, None, None, True]
     assert ids_of(read_stream(server, job_ids[1])) == reference_ids(served, PLAIN)
 
 

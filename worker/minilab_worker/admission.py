@@ -21,6 +21,7 @@ MOST_EXPIRED_LEASES: Final = 3
 def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> JobRun:
     """The run of a claimed job; it has ended already if the job cannot or need not run."""
     refusal = _refusal(claim, limits)
+    is_refused = True if refusal is not None else None
     try:
         run = JobRun(replace(claim, request=None) if refusal else claim, tokenizer)
     except Exception as error:  # noqa: BLE001 - a job that we fail to understand must not end the worker
@@ -30,7 +31,7 @@ def admit(claim: Claim, limits: ModelLimits, tokenizer: Tokenizer) -> JobRun:
     if run.end is not None:
         return run
     if refusal is not None:
-        run.close("error", error=refusal)
+        run.close("error", error=refusal, refused=is_refused)
     elif run.transcript.has_stopped() and claim.begun_by is None:
         run.close("stop")  # an earlier worker published its last token and not its end
     elif claim.expired_leases >= MOST_EXPIRED_LEASES:

@@ -29,6 +29,7 @@ from minilab_worker.hub import checkpoint_folder
 from minilab_worker.model_names import check_announced_model, check_tokenizer, check_waiting, default_name
 from minilab_worker.outage import REDIS_LIMIT, insist, wait_for_writes
 from minilab_worker.redis_command import redis_group
+from minilab_worker.stdin_watch import end_with_stdin
 from minilab_worker.telemetry.health import health, lease_file_option, write_name
 
 if TYPE_CHECKING:
@@ -119,6 +120,7 @@ _CONTEXT = {
 @lease_file_option()
 @click.option("--log-format", type=click.Choice(get_args(LogFormat)), default="text", help="Format of log lines.")
 @click.option("--log-text", is_flag=True, help="Log the text of each answer.")
+@click.option("--end-with-stdin", is_flag=True, hidden=True, help="End when standard input does, as with SIGTERM.")
 @click.option("--verbose", "-v", is_flag=True, help="Log each job.")
 @click.option("--quiet", "-q", is_flag=True, help="Log warnings and errors only.")
 @click.version_option(
@@ -139,6 +141,8 @@ def program(context: click.Context, /, log_format: LogFormat, verbose: bool, qui
     logs.configure(log_format, verbose=verbose, quiet=quiet)
     # Before there is anything to finish. Process 1 of a container gets no SIGTERM for which it has not asked.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    if options.pop("end_with_stdin"):
+        end_with_stdin()
     _load_and_serve(_Options(**options))
 
 

@@ -144,7 +144,10 @@ class JobRun:
     def fail(self, error: Exception) -> None:
         """Choose the terminal entry for something that went wrong with this job alone."""
         self.transcript.drop_decoder()  # which may be what failed
-        self.close("error", error=str(error) if isinstance(error, RequestError) else f"{type(error).__name__}: {error}")
+        if isinstance(error, RequestError):
+            self.close("error", error=str(error), refused=True)
+        else:
+            self.close("error", error=f"{type(error).__name__}: {error}")
 
     def adopt_stream(self, stream: list[Event]) -> None:
         """Go on from what the stream holds, to which another worker may have written."""

@@ -78,10 +78,10 @@ def batch(  # noqa: PLR0913, PLR0917 - click passes one argument for each option
     """
     from minilab_client.batch.files import BatchFiles
     from minilab_client.batch.jsonl import beside
-    from minilab_client.batch.pending_jobs import PendingJobs
     from minilab_client.batch.run import answer
     from minilab_client.batch.waiting import StallNotes
     from minilab_gen.asked_model import AskedModel
+    from minilab_gen.batch.pending_jobs import PendingJobs
     from minilab_gen.protocol.submission import Submission
 
     files = BatchFiles(lines, output, errors or beside(output, "errors"))

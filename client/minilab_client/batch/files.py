@@ -14,9 +14,10 @@ from typing import BinaryIO, Final, Self
 
 import click
 
-from minilab_client.batch.jsonl import read_lines, write_line
+from minilab_client.batch.jsonl import write_line
 from minilab_client.batch.output_file import OutputFile
 from minilab_client.given_text import STANDARD_INPUT
+from minilab_gen.batch.json_lines import read_lines
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,9 +22,10 @@ from typing import Any, BinaryIO, Final, Self
 
 import click
 
-from minilab_client.batch.jsonl import beside, parse_object, sync_folder, write_line
-from minilab_client.batch.line import Line, custom_id_of, digest_in, key_of
+from minilab_client.batch.jsonl import beside, sync_folder, write_line
 from minilab_client.output import say
+from minilab_gen.batch.json_lines import parse_object
+from minilab_gen.batch.line import Line, custom_id_of, digest_in, key_of
 from minilab_gen.errors import RequestError
 from minilab_gen.request import shown
 

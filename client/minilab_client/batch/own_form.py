@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from minilab_client.batch.line import Content, Line
 from minilab_gen.asked_model import AskedModel
+from minilab_gen.batch.line import Content, Line
 from minilab_gen.errors import RequestError
 from minilab_gen.model_settings import own_ends
 from minilab_gen.protocol.results import Answer, logprobs_to_json

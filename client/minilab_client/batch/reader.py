@@ -6,16 +6,15 @@ It keeps some 200 bytes for each line, to see a custom_id that comes twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from typing import Any
 
-from minilab_client.batch import openai_form, own_form
-from minilab_client.batch.jsonl import RawLine, parse_object
-from minilab_client.batch.line import BadLine, Form, Line, custom_id_of, key_of, line_of
-from minilab_gen.api import ended_by_name
+from minilab_client.batch import own_form
 from minilab_gen.asked_model import AskedModel
+from minilab_gen.batch import openai_form
+from minilab_gen.batch.json_lines import RawLine, parse_object
+from minilab_gen.batch.line import BadLine, Form, Line, checked_line, custom_id_of, key_of
 from minilab_gen.errors import RequestError
-from minilab_gen.openai.bodies import CHAT_COMPLETIONS, in_their_words
+from minilab_gen.openai.bodies import CHAT_COMPLETIONS
 
 
 class LineReader:
@@ -43,16 +42,7 @@ class LineReader:
     def _line(self, number: int, custom_id: str, fields: dict[str, Any]) -> Line:
         form = _form_of(fields)
         read = own_form.read if form == "minilab" else openai_form.read
-        content = read(fields, self._model)
-        try:
-            line = line_of(number, custom_id, form, self._model.card.name, content)
-            line = replace(line, request=ended_by_name(line.request, self._model.card, self._model.tokenizer))
-            line.request.check_fits(self._model.card.limits)
-        except RequestError as error:
-            if form != "minilab":
-                raise in_their_words(error) from error
-            raise
-        return line
+        return checked_line(number, custom_id, form, read(fields, self._model), self._model)
 
     def _check_new(self, line: Line) -> None:
         """A line that cannot be answered takes no custom_id away from another."""

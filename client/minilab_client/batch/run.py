@@ -8,19 +8,20 @@ from typing import Final
 
 import click
 
-from minilab_client.batch import openai_form, own_form
-from minilab_client.batch.choices import Choices, answers_of, choices_of, failed_of
+from minilab_client.batch import own_form
 from minilab_client.batch.files import BatchFiles, ErrorFile
-from minilab_client.batch.jsonl import read_lines
-from minilab_client.batch.line import BadLine, Line
 from minilab_client.batch.output_file import OutputFile
-from minilab_client.batch.pending_jobs import EndedLine, PendingJobs
 from minilab_client.batch.progress import Counters, Display, display
 from minilab_client.batch.reader import LineReader
 from minilab_client.batch.waiting import StallNotes, through_outages
 from minilab_client.exit_codes import ExitCode
 from minilab_client.output import flush, say, write_json
 from minilab_gen.asked_model import AskedModel
+from minilab_gen.batch import openai_form
+from minilab_gen.batch.choices import Choices, answers_of, choices_of, failed_of
+from minilab_gen.batch.json_lines import read_lines
+from minilab_gen.batch.line import BadLine, Line
+from minilab_gen.batch.pending_jobs import EndedLine, PendingJobs
 
 FIRST_PAUSE: Final = 0.05
 LONGEST_PAUSE: Final = 0.5

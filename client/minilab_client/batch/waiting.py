@@ -8,9 +8,9 @@ from typing import Final, TypeVar
 
 import redis
 
-from minilab_client.batch.pending_jobs import PendingJobs
 from minilab_client.exit_codes import redis_complaint
 from minilab_client.output import say
+from minilab_gen.batch.pending_jobs import PendingJobs
 from minilab_gen.errors import RedisUnavailableError
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import start_command

@@ -1,23 +1,66 @@
-// One answer as it grows: a span for each token, with its probability and what else was probable. Text of a model is
-// text and never markup.
+// Answers as they grow: a span for each token, with its probability and what else was probable. Text of a model is text
+// and never markup.
+
+import { element } from "./dom.js";
+
+// All choices of one request; one alone has no heading.
+export class Answers {
+  constructor(place) {
+    this.place = place;
+    this.choices = new Map();
+  }
+
+  take(chunk) {
+    for (const choice of chunk.choices ?? []) {
+      const { text, logprobs, reason } = taken(choice);
+      const answer = this.#of(choice.index ?? 0);
+      if (text || logprobs.length) answer.add(text, logprobs);
+      if (reason) answer.finish(choice.stop_reason === "cancelled" ? "stopped" : choice.stop_reason === "timeout" ? "timeout" : reason);
+    }
+  }
+
+  get text() {
+    return this.#of(0).text.textContent;
+  }
+
+  stopped() {
+    for (const answer of this.#all()) answer.finish("stopped");
+  }
+
+  fail(message) {
+    this.#all().at(-1).fail(message);
+  }
+
+  #all() {
+    if (!this.choices.size) this.#of(0);
+    return [...this.choices.values()];
+  }
+
+  #of(index) {
+    if (!this.choices.has(index)) {
+      const first = this.choices.get(0);
+      if (index === 0) this.choices.set(0, new Answer(this.place));
+      else {
+        if (!first) this.#of(0);
+        const place = element("div", { className: "choice" }, element("b", { textContent: `Answer ${index + 1}` }));
+        this.place.append(place);
+        this.choices.set(index, new Answer(place));
+      }
+    }
+    return this.choices.get(index);
+  }
+}
 
 export class Answer {
   constructor(place) {
-    this.text = document.createElement("span");
-    this.text.className = "text";
-    this.end = document.createElement("span");
-    this.end.className = "end";
+    this.text = element("span", { className: "text" });
+    this.end = element("span", { className: "end" });
     place.append(this.text, " ", this.end);
   }
 
   add(text, logprobs) {
-    const span = document.createElement("span");
-    span.textContent = text;
-    if (logprobs.length) {
-      span.className = "token";
-      span.tabIndex = -1;
-      span.title = logprobs.map(described).join("\n");
-    }
+    const span = element("span", { textContent: text });
+    if (logprobs.length) Object.assign(span, { className: "token", title: logprobs.map(described).join("\n") });
     this.text.append(span);
   }
 
@@ -37,10 +80,8 @@ function described({ token, logprob, others }) {
   return [`${JSON.stringify(token)} ${share(logprob)}`, ...rest].join("\n");
 }
 
-// Text and logprobs of a chunk, whichever of the two interfaces it is of.
-export function taken(chunk) {
-  const choice = chunk.choices?.[0];
-  if (!choice) return { text: "", logprobs: [], reason: null };
+// Text and logprobs of a choice, whichever of the two interfaces it is of.
+function taken(choice) {
   const text = choice.delta ? choice.delta.content ?? "" : choice.text ?? "";
   return { text, logprobs: listed(choice.logprobs), reason: choice.finish_reason ?? null };
 }

@@ -2,15 +2,21 @@
 // found again by the same request, or by its id from any event on.
 
 let key = "";
+let onRefused = () => {};
 
 export function useKey(given) {
   key = given;
 }
 
+export function whenKeyIsRefused(call) {
+  onRefused = call;
+}
+
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, param = null) {
     super(message);
     this.status = status;
+    this.param = param;
   }
 }
 
@@ -18,36 +24,57 @@ function headers(more = {}) {
   return { ...(key ? { Authorization: `Bearer ${key}` } : {}), ...more };
 }
 
+const REMEDIES = {
+  401: "Enter an API key above; `minilab-gateway key NAME` makes one.",
+  413: "Send less at once, or start the gateway with a larger --max-body.",
+  429: "Wait a moment and send it again.",
+  503: "It is asked again by itself; see that Redis and a worker run.",
+};
+
 async function checked(response) {
   if (response.ok) return response;
   const body = await response.json().catch(() => ({}));
-  throw new ApiError(response.status, body.error?.message ?? `the gateway answered ${response.status}`);
+  if (response.status === 401) onRefused();
+  const said = body.error?.message ?? `The gateway answered ${response.status}.`;
+  const remedy = REMEDIES[response.status];
+  throw new ApiError(response.status, remedy ? `${said} ${remedy}` : said, body.error?.param ?? null);
 }
 
-export async function models() {
-  const response = await checked(await fetch("v1/models", { headers: headers() }));
-  return (await response.json()).data.map((model) => model.id);
+async function send(path, options = {}) {
+  let response;
+  try {
+    response = await fetch(path, { ...options, headers: headers(options.headers) });
+  } catch {
+    throw new ApiError(0, "The gateway does not answer. Is it still running?");
+  }
+  return checked(response);
 }
 
-export async function cancel(path, id) {
-  await checked(await fetch(`${path}/${encodeURIComponent(id)}/cancel`, { method: "POST", headers: headers() }));
-}
+export const read = async (path) => (await send(path)).json();
+export const blob = async (path) => (await send(path)).blob();
+export const post = async (path, body) => (await send(path, body instanceof FormData
+  ? { method: "POST", body }
+  : { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body ?? {}) })).json();
+
+export const models = async () => (await read("v1/models")).data;
+export const cancel = (path, id) => post(`${path}/${encodeURIComponent(id)}/cancel`);
 
 const LONGEST_PAUSE = 5000;
 
-// Follow one answer to its end, over any number of connections. `request` holds path, body and key; `onEvent(chunk)`
-// gets each event once. Ends when `signal` aborts.
+// Follow one answer to its end, over any number of connections. `request` holds path, body and key, or path and id of an
+// answer that is there; `onEvent(chunk)` gets each event once. Ends when `signal` aborts.
 export async function follow(request, onEvent, onWaiting, signal) {
   let seen = ""; // the last event that is here, and the id of the answer
-  let id = "";
+  let id = request.id ?? "";
   for (let pause = 250; ; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
+    let because = "The connection was lost.";
     try {
-      const response = await checked(await (seen ? rest(request, id, seen, signal) : asked(request, signal)));
+      const response = await checked(await (seen || request.id ? rest(request, id, seen, signal) : asked(request, signal)));
       onWaiting("");
       for await (const event of events(response.body)) {
         if (event.data === "[DONE]") return;
         const chunk = JSON.parse(event.data);
-        if (chunk.error) throw new ApiError(500, chunk.error.message);
+        if (chunk.error) throw failed(chunk.error);
         id = chunk.id;
         if (event.id) seen = event.id;
         pause = 250;
@@ -56,11 +83,18 @@ export async function follow(request, onEvent, onWaiting, signal) {
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof ApiError && ![429, 502, 503, 504].includes(error.status)) throw error;
+      if (error instanceof ApiError) because = error.message;
     }
     if (signal.aborted) return;
-    onWaiting("The connection was lost. The answer goes on; it is asked for again …");
+    onWaiting(`${because} The answer is asked for again …`);
     await new Promise((done) => setTimeout(done, pause));
   }
+}
+
+// The error that ends a stream: a gateway that is shutting down is asked again.
+function failed(error) {
+  const status = error.code === "shutting_down" ? 503 : error.type === "invalid_request_error" ? 400 : 500;
+  return new ApiError(status, error.message, error.param ?? null);
 }
 
 // Sent again, it attaches to the job that it started.
@@ -74,7 +108,7 @@ function asked(request, signal) {
 }
 
 function rest(request, id, seen, signal) {
-  const query = new URLSearchParams({ stream: "true", starting_after: seen });
+  const query = new URLSearchParams({ stream: "true", ...(seen ? { starting_after: seen } : {}) });
   return fetch(`${request.path}/${encodeURIComponent(id)}?${query}`, { headers: headers(), signal });
 }
 

@@ -1,4 +1,4 @@
-// The request that was sent last, as a command and as a program.
+// The request that would be sent, as a command and as a program.
 
 export function asCurl(request, hasKey) {
   const quoted = JSON.stringify(request.body, null, 1).replaceAll("'", "'\\''");
@@ -7,14 +7,19 @@ export function asCurl(request, hasKey) {
   return `curl -N ${url} -H 'Content-Type: application/json'${key} -d '${quoted}'\n`;
 }
 
-const OWN = ["top_k", "min_p", "repetition_penalty"]; // which the client of OpenAI does not know
+const KNOWN = [ // to the client of OpenAI; what vLLM has added goes into extra_body
+  "model", "prompt", "messages", "max_tokens", "temperature", "top_p", "n", "seed", "stop", "logprobs", "top_logprobs",
+  "presence_penalty", "frequency_penalty", "logit_bias", "tools",
+];
 
 export function asPython(request) {
   const { stream: _, ...body } = request.body;
-  const extra = Object.fromEntries(OWN.filter((name) => name in body).map((name) => [name, body[name]]));
-  const known = Object.entries(body).filter(([name]) => !OWN.includes(name));
+  const isChat = request.path.endsWith("chat/completions");
+  const isKnown = (name) => KNOWN.includes(name) || (isChat && name === "response_format");
+  const extra = Object.fromEntries(Object.entries(body).filter(([name]) => !isKnown(name)));
+  const known = Object.entries(body).filter(([name]) => isKnown(name));
   const base = new URL("v1", document.baseURI);
-  const call = request.path.endsWith("chat/completions") ? "chat.completions" : "completions";
+  const call = isChat ? "chat.completions" : "completions";
   const lines = known.map(([name, value]) => `    ${name}=${literal(value)},`);
   if (Object.keys(extra).length) lines.push(`    extra_body=${literal(extra)},`);
   return [
@@ -25,7 +30,7 @@ export function asPython(request) {
     ...lines,
     "    stream=True,",
     "):",
-    `    print(${call === "completions" ? "chunk.choices[0].text" : 'chunk.choices[0].delta.content or ""'}, end="", flush=True)`,
+    `    print(${isChat ? 'chunk.choices[0].delta.content or ""' : "chunk.choices[0].text"}, end="", flush=True)`,
     "",
   ].join("\n");
 }

@@ -11,11 +11,15 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
+from minilab_gen.api import ended_by_name
+from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import RequestError
+from minilab_gen.openai.bodies import in_their_words
 from minilab_gen.request import GenerationRequest, shown
+from minilab_gen.text.call_reader import CallReading
 
 Form = Literal["minilab", "openai", "openai-chat"]
 
@@ -40,6 +44,8 @@ class Content:
     """Answers that it asks for."""
     echo: bool = False
     """Whether the answer is to begin with the prompt."""
+    calls: CallReading | None = None
+    """How calls of tools in the answer are read; None where they stay text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +68,8 @@ class Line:
     """Which of several answers ``request`` and ``seed`` are for; None where it asks for one, and for the whole line."""
     echo: bool = False
     """Whether the answer is to begin with the prompt."""
+    calls: CallReading | None = None
+    """How calls of tools in the answer are read; None where they stay text."""
 
     def job_id(self, attempt: int) -> str:
         """The id of its job; where one failed, the next attempt has another."""
@@ -97,7 +105,21 @@ def line_of(number: int, custom_id: str, form: Form, model: str, content: Conten
     if seed is None and not request.settings.is_greedy:
         seed = int(digest[:8], 16)  # 32 bits, which is every seed there is
         request = request.with_seed(seed)
-    return Line(number, custom_id, form, request, seed, digest, rendered_digest, n=content.n, echo=content.echo)
+    more: dict[str, Any] = {"n": content.n, "echo": content.echo, "calls": content.calls}
+    return Line(number, custom_id, form, request, seed, digest, rendered_digest, **more)
+
+
+def checked_line(number: int, custom_id: str, form: Form, content: Content, model: AskedModel) -> Line:
+    """The line that asks this of a model, which can do it. Raises RequestError, with the names of the line's form."""
+    try:
+        line = line_of(number, custom_id, form, model.card.name, content)
+        line = replace(line, request=ended_by_name(line.request, model.card, model.tokenizer))
+        line.request.check_fits(model.card.limits)
+    except RequestError as error:
+        if form != "minilab":
+            raise in_their_words(error) from error
+        raise
+    return line
 
 
 def digest_in(job_id: object) -> str | None:

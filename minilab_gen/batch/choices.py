@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from minilab_client.batch.line import Line
-from minilab_client.batch.pending_jobs import EndedLine, Failure
+from minilab_gen.batch.line import Line
+from minilab_gen.batch.pending_jobs import EndedLine, Failure
 from minilab_gen.protocol.groups import requests_of
 from minilab_gen.protocol.results import Answer
 

@@ -13,7 +13,7 @@ from typing import Final, Literal
 
 import redis
 
-from minilab_client.batch.line import Line
+from minilab_gen.batch.line import Line
 from minilab_gen.errors import DuplicateJobError, MiniLabError, QueueFullError, RequestError, UnknownJobError
 from minilab_gen.protocol.events import EndEvent, EndReason
 from minilab_gen.protocol.jobs import fetch, request_of, states_of
@@ -69,10 +69,22 @@ class _PendingJob:
 class PendingJobs:
     """The lines that were taken from the file and have no outcome yet."""
 
-    def __init__(self, connection: redis.Redis, submission: Submission, fingerprint: str, at_once: int) -> None:
-        """``submission`` is for all jobs; answers that models of another ``fingerprint`` once gave do not count."""
+    def __init__(
+        self,
+        connection: redis.Redis,
+        submission: Submission,
+        fingerprint: str,
+        at_once: int,
+        *,
+        retries: bool = True,
+    ) -> None:
+        """``submission`` is for all jobs; answers that models of another ``fingerprint`` once gave do not count.
+
+        ``retries`` tells whether a job that an earlier run has seen fail is submitted again.
+        """
+        self._retries = retries
         self._connection, self._submission, self._fingerprint = connection, submission, fingerprint
-        self._at_once = at_once
+        self.at_once = at_once
         self._waiting: deque[_PendingJob] = deque()
         self._submitted: dict[str, _PendingJob] = {}
         self.is_held_back = False
@@ -81,7 +93,7 @@ class PendingJobs:
     @property
     def free(self) -> int:
         """How many more lines it takes; the answers of the last one may be more than that."""
-        return max(0, self._at_once - len(self._waiting) - len(self._submitted))
+        return max(0, self.at_once - len(self._waiting) - len(self._submitted))
 
     @property
     def submitted(self) -> int:
@@ -95,11 +107,23 @@ class PendingJobs:
     def add(self, line: Line) -> None:
         self._waiting.append(_PendingJob(line, line.request))
 
+    @property
+    def job_ids(self) -> list[str]:
+        """The jobs that have not ended, as far as is known."""
+        return list(self._submitted)
+
+    def drop_waiting(self) -> list[Line]:
+        """Forget the lines of which no job is there, and give them back: nothing more is to be submitted."""
+        self._find_earlier()
+        dropped = [pending.line for pending in self._waiting]
+        self._waiting.clear()
+        return dropped
+
     def submit(self) -> None:
         """Find the jobs of waiting lines, or submit them as far as the queue takes them."""
         self._find_earlier()
         self.is_held_back = False
-        for _ in range(min(len(self._waiting), self._at_once - len(self._submitted))):
+        for _ in range(min(len(self._waiting), self.at_once - len(self._submitted))):
             pending = self._waiting[0]
             try:
                 enqueue(self._connection, pending.request, replace(self._submission, job_id=pending.job_id))
@@ -137,7 +161,8 @@ class PendingJobs:
             looked_up = list(zip(unknown, states, strict=True))
             unknown = []
             for pending, state in looked_up:
-                if state in ("failed", "cancelled") or (state is None and pending.was_refused):
+                has_failed = self._retries and state in ("failed", "cancelled")
+                if has_failed or (state is None and pending.was_refused):
                     pending.request = self._request_after(pending)
                     pending.attempt += 1
                     unknown.append(pending)
