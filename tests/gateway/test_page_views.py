@@ -64,6 +64,18 @@ def test_jobs_stand_newest_first_and_an_empty_list_says_what_comes_there(
     expect(page.locator("#jobs .empty")).to_be_hidden()
 
 
+def test_a_response_is_listed_and_opened_too(page: Page, chat_gateway: Gateway) -> None:
+    body = {"model": "base", "input": "un", "max_output_tokens": 4, "temperature": 0}
+    with chat_gateway.http() as http:
+        made = http.post("/v1/responses", json=body).json()
+    visit(page, chat_gateway)
+    go_to(page, "jobs")
+    page.locator("#jobs .open").click()
+
+    expect(page.locator("#opened .end")).to_have_text(f"[{made['status']}]")
+    assert page.locator("#opened .text").text_content() == made["output"][0]["content"][0]["text"]
+
+
 def test_workers_and_queues_are_shown_as_they_stand(
     page: Page, shared_gateway: Gateway, start_worker: Callable[..., Worker], server: redis.Redis
 ) -> None:

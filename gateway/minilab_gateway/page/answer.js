@@ -82,7 +82,9 @@ function described({ token, logprob, others }) {
 
 // Text and logprobs of a choice, whichever of the two interfaces it is of.
 function taken(choice) {
-  const text = choice.delta ? choice.delta.content ?? "" : choice.text ?? "";
+  const calls = (choice.delta?.tool_calls ?? []).map((call) =>
+    `${call.function?.name ? `\n${call.function.name} ` : ""}${call.function?.arguments ?? ""}`);
+  const text = choice.delta ? [choice.delta.content ?? "", ...calls].join("") : choice.text ?? "";
   return { text, logprobs: listed(choice.logprobs), reason: choice.finish_reason ?? null };
 }
 

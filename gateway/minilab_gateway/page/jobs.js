@@ -8,7 +8,7 @@ import { shownView, whileShown } from "./views.js";
 
 const PAUSE = 1000;
 const PATHS = { text: "v1/completions", chat: "v1/chat/completions" };
-const ROUTES = { text: "Completion", chat: "Chat" };
+const ROUTES = { text: "Completion", chat: "Chat", response: "Response" };
 const STATES = { queued: "waiting", started: "running", finished: "done", failed: "failed", cancelled: "stopped" };
 const isUnderWay = (job) => job.state === "queued" || job.state === "started";
 
@@ -32,7 +32,6 @@ function made(job) {
     element("span", { className: "what", textContent: kept.asked[job.id] ?? job.id }),
     element("span", { className: "detail" }));
   open.addEventListener("click", () => openAnswer(job));
-  open.disabled = !(job.route in PATHS);
   const stop = element("button", { type: "button", className: "stop", textContent: "Stop", "aria-label": `Stop ${job.id}` });
   stop.addEventListener("click", async () => {
     stop.disabled = true;
@@ -66,10 +65,18 @@ async function openAnswer(job) {
   find("#opened-title").focus();
   const answers = new Answers(place);
   try {
-    await follow({ path: PATHS[job.route], id: job.id }, (chunk) => answers.take(chunk), notice, aborting.signal);
+    if (job.route === "response") answers.take(await wholeResponse(job.id));
+    else await follow({ path: PATHS[job.route], id: job.id }, (chunk) => answers.take(chunk), notice, aborting.signal);
   } catch (error) {
     answers.fail(error.message);
   }
+}
+
+// A response as it stands, as if it were a chunk.
+async function wholeResponse(id) {
+  const { output, status } = await read(`v1/responses/${encodeURIComponent(id)}`);
+  const parts = (output ?? []).flatMap((item) => item.content ?? [{ text: `\n${item.name ?? item.type} ${item.arguments ?? ""}` }]);
+  return { choices: [{ text: parts.map((part) => part.text ?? "").join(""), finish_reason: status }] };
 }
 
 function close() {
