@@ -87,7 +87,7 @@ sanitize: $(VENV)/.dev  ## run the kernels as the compiler's sanitizers watch fo
 golden: $(VENV)/.dev  ## compare every build with the golden bits, aarch64 under qemu, too
 	@PYTHONPATH=tests $(BIN)/python -m kernels.golden --cross
 
-interop: $(VENV)/.dev  ## look at a service with rq info, rq-dashboard, rq-exporter and redis-cli; installs them in .venv-interop
+interop: $(VENV)/.dev  ## have the tools of RQ look at a service, and programs that speak OpenAI's API ask one; installs them in .venv-interop
 	@PYTHONPATH=tests $(BIN)/python -m interop
 
 other-processor: $(VENV)/.dev  ## run the tests of exactness again, limited to the instructions of other processors

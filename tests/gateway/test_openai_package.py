@@ -98,7 +98,6 @@ def test_every_parameter_of_a_completion_may_be_null(gateway: Gateway) -> None:
 
     assert len(unset) > 12
     assert answer.usage is not None
-    assert answer.usage is not None
     assert answer.usage.completion_tokens == 2
 
 

@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from support.checkpoint_folders import change_json, ids_of, logits_of, split, write_random
 from support.small_models import EIGHT_TO_ONE, SHAPES, random_model, tokenizer_of
+from transformers import AutoTokenizer
 
 from minilab_gen.errors import CheckpointError
 from minilab_gen.generate import generate
@@ -23,6 +24,7 @@ from minilab_gen.models.checkpoint import fingerprint, load, read_stop_ids
 from minilab_gen.models.kernel_model import KernelModel
 from minilab_gen.models.rope_config import LinearScaling, LongScaling, RopeConfig, RopeScaling, YarnScaling
 from minilab_gen.models.torch_checkpoint import read_model, write_checkpoint
+from minilab_gen.text.tokenizer import BASE_CHECKPOINT, get_tokenizer
 
 TRAITS: dict[str, dict[str, Any]] = {
     "tied": {"tied_embeddings": True},
@@ -68,6 +70,20 @@ def test_weights_may_be_read_by_whoever_may_read_the_config(checkpoint: Path) ->
     config, weights = (checkpoint / name for name in ("config.json", "model.safetensors"))
 
     assert weights.stat().st_mode == config.stat().st_mode
+
+
+@pytest.mark.parametrize("folder", ["base", "written"])
+def test_transformers_knows_the_token_that_begins_and_ends_texts(folder: str, tmp_path: Path) -> None:
+    path = BASE_CHECKPOINT
+    if folder == "written":
+        path = tmp_path
+        write_checkpoint(path, random_model(replace(EIGHT_TO_ONE, vocab_size=2048)), get_tokenizer())
+
+    tokenizer: Any = AutoTokenizer.from_pretrained(path)
+
+    assert (tokenizer.bos_token_id, tokenizer.eos_token_id) == (0, 0)
+    assert tokenizer.model_max_length == load(path).config.context_length
+    assert tokenizer.encode("Où est Phileas Fogg ?") == get_tokenizer().encode("Où est Phileas Fogg ?")
 
 
 def test_tied_embeddings_are_stored_once(tmp_path: Path) -> None:

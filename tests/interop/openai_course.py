@@ -32,9 +32,9 @@ def look_with_litellm(service: OpenAIService, environments: Path) -> None:
     assert texts == [service.completion(_FOGG)] * 2 + [service.chat(_CITY)] * 2, lines
     assert lines[-1] == "404", lines
     (config,) = snippets("litellm", "yaml", service.url)
-    routed = service.run([python, _FOREIGN / "litellm_router.py", config]).splitlines()
+    more = (_FOREIGN / "litellm_more.py", f"{service.locked_url}/v1", service.key, config)
+    routed = service.run([python, *more]).splitlines()
     assert [literal_eval(line) for line in routed] == [service.completion(_FOGG), service.chat(_CITY)], routed
-    service.run([python, _FOREIGN / "litellm_errors.py", f"{service.locked_url}/v1", service.key])
 
 
 def look_with_langchain(service: OpenAIService, environments: Path) -> None:

@@ -31,8 +31,8 @@ TEMPLATE: Final = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
 
-REQUESTS_PER_MINUTE: Final = 30
-"""Of the key that has a limit."""
+REQUESTS_PER_MINUTE: Final = 6
+"""Of the key that has a limit: fewer than a program sends on the most loaded machine, and a retry waits ten seconds."""
 
 _PROGRAM_LIMIT: Final = 240.0
 """Seconds for a program of others: a loaded machine takes ten times as long as an idle one."""

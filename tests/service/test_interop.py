@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from interop.commands import documented
-from interop.environments import NotInstalledError, program
+from interop.environments import NotInstalledError, node_folder, program
 
 pytestmark = pytest.mark.slow
 
@@ -35,6 +35,15 @@ def test_without_a_server_it_says_in_a_line_that_nothing_was_checked_and_ends_we
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.startswith("interop: SKIPPED, NOTHING WAS CHECKED with all tools: ")
     assert ended.stdout.count("\n") == 1
+
+
+def test_a_package_for_javascript_is_skipped_where_there_is_no_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+
+    with pytest.raises(NotInstalledError, match="there is no node with npm on the PATH"):
+        node_folder("openai-js", tmp_path)
 
 
 @pytest.mark.parametrize("tool", ["rq", "rq-dashboard", "rq-exporter", "redis-cli"])
