@@ -271,3 +271,24 @@ def test_nothing_that_a_batch_leaves_stays_for_ever(gateway: Gateway, server: re
     assert len(ours) >= 8
     assert [key for key in ours if server.ttl(key) < 0] == []
     wait_until(lambda: server.zrange(keys.OPEN_BATCHES, 0, -1) == [])
+
+
+def test_a_retry_with_an_idempotency_key_finds_the_first_batch(gateway: Gateway) -> None:
+    client = gateway.client()
+    file = client.files.create(file=("in.jsonl", jsonl(TEN[:1])), purpose="batch")
+    asked = {"input_file_id": file.id, "endpoint": COMPLETIONS, "completion_window": "24h"}
+
+    def post(retry_key: str, **more: Any) -> Any:
+        with gateway.http(headers={"Idempotency-Key": retry_key}) as http:
+            return http.post("/v1/batches", json={**asked, **more})
+
+    first, again = post("k"), post("k")
+    ended(client, client.batches.retrieve(first.json()["id"]))
+    client.files.delete(file.id)
+    later, other, another = post("k"), post("k", metadata={"a": "b"}), post("another")
+
+    assert [answer.status_code for answer in (first, again, later, other, another)] == [200, 200, 200, 409, 404]
+    assert first.json()["id"] == again.json()["id"] == later.json()["id"]
+    assert later.json()["status"] == "completed"
+    assert other.json()["error"]["code"] == "idempotency_key_in_use"
+    assert [batch.id for batch in client.batches.list()] == [first.json()["id"]]
