@@ -29,6 +29,7 @@ from minilab_gateway.errors import ApiError
 from minilab_gateway.json_bytes import parsed_object
 from minilab_gateway.limits import Allowance
 from minilab_gateway.notes import Note, RouteName
+from minilab_gateway.recent import Recent
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import DuplicateJobError, MiniLabError, RequestError, UnknownModelError
@@ -57,7 +58,11 @@ _LARGE_BODY: Final = 65_536
 """Bytes above which a body is worth a thread, which costs a tenth of a millisecond."""
 
 _LOOK_SECONDS: Final = 0.2
-"""Between looks for a worker that may come."""
+"""Between looks for a worker that may come, and for which one that was seen, or a model's card, is taken to be there: a
+lease lasts longer anyway."""
+
+_NAMES: Final = 100
+"""Models of which that is kept."""
 
 _ROOM: Final = 16
 """Levels of JSON, of the 254 that can be written, that are left for answers in which a part of a body is given back."""
@@ -105,6 +110,8 @@ class Service:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway")
         self._tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()
         self._loading = Lock()
+        self._cards: Recent[ModelCard] = Recent(_LOOK_SECONDS, _NAMES)
+        self._workers: Recent[int] = Recent(_LOOK_SECONDS, _NAMES)
 
     def close(self) -> None:
         """Wait for what is under way, cancels above all."""
@@ -140,7 +147,7 @@ class Service:
             keys.check_model_name(plain)
         except MiniLabError as error:
             raise UnknownModelError(f"no model can have this name: {error}") from error
-        card = read_card(self._connection, plain)
+        card = self._cards.get(plain, lambda: read_card(self._connection, plain))
         if not key.may_ask(card.name):
             raise UnknownModelError(f"no model {card.name} is there for this key")
         return AskedModel(card, self._tokenizer(card))
@@ -174,7 +181,7 @@ class Service:
         return found
 
     def _is_served(self, model: str) -> bool:
-        return workers_alive(self._connection, keys.queue_name(model)) > 0
+        return self._workers.get(model, lambda: workers_alive(self._connection, keys.queue_name(model))) > 0
 
     async def _wait_for_worker(self, model: str) -> None:
         give_up = time.monotonic() + self._settings.queue_wait
