@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _SECONDS: Final = 3.0
 _BYTES: Final = 256 * 2**20
-"""That are read on behind an answer, so that who sends everything before it reads gets it: two and a half of the largest
+"""That are read on behind an answer, so that who sends everything before it reads gets it: 2.5 of the largest
 files."""
 
 _SMALL: Final = 65_536
