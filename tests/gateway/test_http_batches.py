@@ -12,6 +12,7 @@ from support.waiting import wait_until
 
 from gateway.batch_files import CHATS, COMPLETIONS, begin, ended, errors_of, jsonl, line, outcomes, run
 from gateway.gateway_process import Gateway
+from minilab_gen.batch.json_lines import MAX_LINE_BYTES
 from minilab_gen.protocol import keys
 
 TEN = [line(f"n{number}", prompt=[5, number]) for number in range(10)]
@@ -108,6 +109,14 @@ def test_a_file_of_too_many_lines_fails(gateway: Gateway) -> None:
     batch = ended(client, begin(client, content))
 
     assert errors_of(batch) == [("too_many_lines", None)]
+
+
+def test_a_line_that_is_too_long_fails(gateway: Gateway) -> None:
+    client = gateway.client()
+
+    batch = ended(client, begin(client, jsonl(TEN[:1]) + b" " * (MAX_LINE_BYTES + 1) + b"\n"))
+
+    assert errors_of(batch) == [("line_too_long", 2)]
 
 
 def test_of_many_wrong_lines_the_first_hundred_are_told(gateway: Gateway) -> None:
