@@ -249,6 +249,7 @@ CALL = {"type": "function_call", "call_id": "a", "name": "time", "arguments": "{
         ({"tool_choice": {"type": "function", "function": {"name": "time"}}}, "tool_choice", '"name": "..."}, got'),
         ({"tool_choice": {"type": "function", "name": "none"}}, "tool_choice", "must name a function of tools"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}, "tool_choice", "must be auto, none"),
+        ({"tool_choice": {"type": "function", "name": "time", "mode": "auto"}}, "tool_choice", '"name": "..."}, got'),
         ({"tool_choice": "any"}, "tool_choice", "must be auto, none, required"),
         ({"tool_choice": "required", "text": {"format": {"type": "json_object"}}}, "tool_choice", "beside text.format"),
         ({"parallel_tool_calls": 1}, "parallel_tool_calls", "must be true or false"),
