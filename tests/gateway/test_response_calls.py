@@ -16,6 +16,7 @@ from pydantic import BaseModel
 
 from gateway.gateway_process import Gateway
 from gateway.test_responses import extras_in
+from minilab_gen.openai.response_items import CallItem, Item, MessageItem, ResultItem, item_of_json, messages_of
 from minilab_gen.text.chat import Conversation
 
 TEMPERATURE: dict[str, Any] = {
@@ -160,10 +161,15 @@ def test_openais_client_parses_the_arguments(tools_gateway: Gateway) -> None:
     asked = body_of(CALLED, tools=[{"type": "function", **tool}])
     extras = {name: asked.pop(name) for name in ("seed", "choice")}
 
-    parse: Any = tools_gateway.client().responses.parse
-    (call,) = parse(**asked, extra_body=extras).output
+    client: Any = tools_gateway.client().responses
+    parsed = client.parse(**asked, extra_body=extras)
+    (call,) = parsed.output
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "31"}
+    asked["input"] = [{"role": "user", "content": asked["input"]}, *parsed.output, result]
+    answer = client.parse(**asked, extra_body={"choice": ["31 degrés."]})
 
     assert json.loads(call.arguments) == call.parsed_arguments == {"city": "Suez", "days": 2}
+    assert answer.output_text == "31 degrés."
 
 
 # going on from calls
@@ -235,6 +241,29 @@ def test_the_input_items_have_calls_and_results(tools_gateway: Gateway) -> None:
     assert listed[6].id == second.output[0].id
     assert len({item.id for item in listed}) == 8
     assert extras_in(listed) == set()
+
+
+def test_texts_beside_a_call_are_one_message_and_those_without_one_are_several() -> None:
+    one, call, two = MessageItem("assistant", ("un",)), CallItem("a", "time", "{}"), MessageItem("assistant", ("deux",))
+
+    (joined,) = messages_of([one, call, two, call])
+
+    assert (joined["content"], [each["id"] for each in joined["tool_calls"]]) == ("un\ndeux", ["a", "a"])
+    assert [said["content"] for said in messages_of([one, two])] == ["un", "deux"]
+    assert [said["role"] for said in messages_of([call, ResultItem("a", "1"), call])] == [
+        "assistant",
+        "tool",
+        "assistant",
+    ]
+
+
+def test_items_are_the_same_out_of_a_record_and_nothing_else_is_one() -> None:
+    items: list[Item] = [MessageItem("user", ("a", "b"), "x"), CallItem("a", "f", "{}", "y"), ResultItem("a", "1")]
+
+    assert [item_of_json(json.loads(json.dumps(item.to_json()))) for item in items] == items
+    for content in ([], ["user"], ["nobody", ["a"], None], ["function_call", "a", 1, "{}", None], ["user", [1], None]):
+        with pytest.raises((ValueError, TypeError)):
+            item_of_json(content)
 
 
 CALL = {"type": "function_call", "call_id": "a", "name": "time", "arguments": "{}"}
