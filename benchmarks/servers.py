@@ -85,6 +85,8 @@ class Server:
     model: str
     pids: tuple[int, ...]
     """Its processes; a negative one stands for a group, as for ``os.kill``."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What its bodies need besides."""
     runs: list[Mapping[str, float]] = field(default_factory=list)
 
     def signal(self, number: signal.Signals) -> None:
@@ -156,7 +158,9 @@ def ours(settings: Settings) -> Iterator[Server]:
         service.worker(connection, settings.folder, settings.at_once, None) as running,
         gateway() as serving,
     ):
-        yield Server("MiniLab Gen", serving.port, keys.DEFAULT_MODEL, (running.process.pid, serving.process.pid))
+        pids = (running.process.pid, serving.process.pid)
+        only_data = {"stream_options": {"include_usage": True, "include_event_ids": False}}  # as the generator reads
+        yield Server("MiniLab Gen", serving.port, keys.DEFAULT_MODEL, pids, only_data)
 
 
 def vllm(settings: Settings, scratch: Path) -> contextlib.AbstractContextManager[Server]:
@@ -212,6 +216,7 @@ def load(server: Server, settings: Settings, scratch: Path, seed: int) -> Mappin
         "seed": seed,
         "temperature": 0,
         "percentile-metrics": "ttft,itl",
+        "extra-body": json.dumps(server.more),
         "result-dir": str(result.parent),
         "result-filename": result.name,
     }

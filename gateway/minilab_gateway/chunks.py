@@ -202,5 +202,7 @@ class Chunks:
             "model": completion.model,
         }
 
-    def _position(self) -> str:
+    def _position(self) -> str | None:
+        if not self._completion.note.event_ids:
+            return None
         return ".".join(str(max(choice.number, choice.seen)) for choice in self._choices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fastapi import APIRouter, Request
@@ -27,10 +28,10 @@ from minilab_gateway.exchange import (
 )
 from minilab_gateway.json_bytes import encoded
 from minilab_gateway.notes import RouteName
-from minilab_gateway.service import Service, Wish
+from minilab_gateway.service import Prepared, Service, Wish
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
-from minilab_gen.errors import RequestError, UnknownModelError
+from minilab_gen.errors import RequestError
 from minilab_gen.openai.bodies import CHAT_COMPLETIONS, COMPLETIONS, AskedRequest, Route, prompts_of, read_request
 from minilab_gen.request import MAX_ANSWERS, shown
 
@@ -40,6 +41,20 @@ HTTP_FIELDS: Final = ("stream", "stream_options", "store")
 """Fields of a body that are about how it is answered, not about what."""
 
 _POSITION: Final = re.compile(r"[0-9]{1,18}(?:\.[0-9]{1,18})*")
+
+
+_STREAM_OPTIONS: Final = ("include_usage", "include_event_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """How a request is to be answered."""
+
+    streams: bool
+    stays: bool
+    """Whether its jobs go on without its client."""
+    usage: bool = False
+    event_ids: bool = True
 
 
 class CompletionRoutes:
@@ -110,28 +125,34 @@ class CompletionRoutes:
         began = time.perf_counter()
         sent = await request.body()
         body = await self._service.parsed(sent)
-        streams, usage, stays = _http_fields(body)
-        owner, retry_key = key_of(request.scope).name, idempotency_key(request, self._settings.idempotency_header)
-        if streams and body.get("echo"):
+        wanted = _wanted(body)
+        key, retry_key = key_of(request.scope), idempotency_key(request, self._settings.idempotency_header)
+        if wanted.streams and body.get("echo"):
             raise ApiError(400, "echo goes with stream false", param="echo")
         asked_body = {field: value for field, value in body.items() if field not in HTTP_FIELDS}
         digest, allowance = await self._service.digest(sent, body), allowance_of(request.scope)
-        wish = Wish(_ROUTES[name], name, asked_body, owner, retry_key, usage, digest, allowance)
-        completion = await self._service.run(self._service.find_first_try, wish)
-        if completion is None:
-            completion = await self._submit(request, wish)
-        delivery = Delivery(completion, stays or retry_key is not None)
-        if streams:
+        wish = Wish(
+            _ROUTES[name],
+            name,
+            asked_body,
+            key.name,
+            retry_key,
+            digest=digest,
+            allowance=allowance,
+            usage=wanted.usage,
+            event_ids=wanted.event_ids,
+        )
+
+        def prepare() -> Completion | Prepared:
+            if (first_try := self._service.find_first_try(wish)) is not None:
+                return first_try
+            model = self._service.model(wish.body.get("model"), key)
+            return Prepared(wish, _read(wish, model), model)
+
+        delivery = Delivery(await self._service.completion(prepare), wanted.stays or retry_key is not None)
+        if wanted.streams:
             return self._stream(delivery, None, began)
         return await self._whole(request, delivery, began)
-
-    async def _submit(self, request: Request, wish: Wish) -> Completion:
-        model = await self._service.run(self._service.model, wish.body.get("model"))
-        if not key_of(request.scope).may_ask(model.card.name):
-            raise UnknownModelError(f"no model {model.card.name} is there for this key")
-        asked = await self._service.run(_read, wish, model)
-        await self._service.wait_for_worker(model.card.name)
-        return await self._service.run(self._service.submit, wish, asked, model)
 
     async def _resume(self, request: Request, name: RouteName, completion_id: str) -> Response:
         completion = await self._found(request, name, completion_id)
@@ -161,7 +182,8 @@ class CompletionRoutes:
 
     def _stream(self, delivery: Delivery, seen: Sequence[int] | None, began: float | None) -> Response:
         pieces = self._answers.stream(delivery, Chunks(delivery.completion, seen), began)
-        return EventStream(pieces, self._settings.ping, lambda: self._answers.end(delivery))
+        has_ids = delivery.completion.note.event_ids
+        return EventStream(pieces, self._settings.ping, lambda: self._answers.end(delivery), has_ids=has_ids)
 
     async def _seen(self, request: Request, completion: Completion) -> list[int] | None:
         """The numbers of the last event that a client has seen. Raises ApiError for what it cannot have seen."""
@@ -207,22 +229,23 @@ def refusal_of(error: RequestError, route: Route, body: Mapping[str, Any]) -> Ap
     return refused(message, {*body, *route.fields})
 
 
-def _http_fields(body: dict[str, Any]) -> tuple[bool, bool, bool]:
-    """Whether a stream is wanted, with usage at its end, and whether the answer is to be kept. Raises ApiError."""
+def _wanted(body: dict[str, Any]) -> _Wanted:
+    """What a body says of how it is to be answered. Raises ApiError."""
     for name in ("stream", "store"):
         if not isinstance(body.get(name, False), bool | None):
             raise ApiError(400, f"{name} must be true or false, got {shown(body[name])}", param=name)
-    streams, options = bool(body.get("stream")), body.get("stream_options")
+    streams, stays, options = bool(body.get("stream")), bool(body.get("store")), body.get("stream_options")
     if options is None:
-        return streams, False, bool(body.get("store"))
+        return _Wanted(streams, stays)
     if not streams:
         raise ApiError(400, "stream_options goes with stream true", param="stream_options")
-    if not isinstance(options, dict) or not options.keys() <= {"include_usage", "include_obfuscation"}:
-        raise ApiError(400, f"stream_options may have include_usage, got {shown(options)}", param="stream_options")
-    if not all(isinstance(value, bool | None) for value in options.values()) or options.get("include_obfuscation"):
-        rule = "stream_options must have include_usage true or false, and no obfuscation"
+    if not isinstance(options, dict) or not options.keys() <= {*_STREAM_OPTIONS, "include_obfuscation"}:
+        rule = f"stream_options may have {' and '.join(_STREAM_OPTIONS)}"
         raise ApiError(400, f"{rule}, got {shown(options)}", param="stream_options")
-    return streams, bool(options.get("include_usage")), bool(body.get("store"))
+    if not all(isinstance(value, bool | None) for value in options.values()) or options.get("include_obfuscation"):
+        rule = f"stream_options must have {' and '.join(_STREAM_OPTIONS)} true or false, and no obfuscation"
+        raise ApiError(400, f"{rule}, got {shown(options)}", param="stream_options")
+    return _Wanted(streams, stays, bool(options.get("include_usage")), options.get("include_event_ids") is not False)
 
 
 def _count_of(wish: Wish) -> int:

@@ -30,16 +30,30 @@ class _Comment(ServerSentEvent):
         return b":\n"
 
 
+class _PlainComment(ServerSentEvent):
+    """One for readers that take what stands between two empty lines for an event."""
+
+    def encode(self) -> bytes:
+        return b":\n\n"
+
+
 class EventStream(EventSourceResponse):
     """A stream whose end is noticed however it comes, also where not even its headers could be sent."""
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None], ping: float, at_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        pieces: AsyncGenerator[bytes, None],
+        ping: float,
+        at_end: Callable[[], None],
+        *,
+        has_ids: bool = True,
+    ) -> None:
         super().__init__(
             pieces,
             headers=_STREAM_HEADERS,
             ping=ping,
             sep="\n",
-            ping_message_factory=_Comment,
+            ping_message_factory=_Comment if has_ids else _PlainComment,
         )
         self._pieces, self._at_end = pieces, at_end
 

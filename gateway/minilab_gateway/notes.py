@@ -25,6 +25,8 @@ class Note:
     """Of the body: the same Idempotency-Key must come with the same one."""
     usage: bool = False
     """Whether the stream ends with a chunk of the usage."""
+    event_ids: bool = True
+    """Whether the events of the stream have ids; some readers take only lines of data."""
     echo: bool = False
     """Whether the text of an answer begins with the prompt."""
     calls: dict[str, Any] | None = None

@@ -88,10 +88,7 @@ def token_router(service: Service) -> APIRouter:
 
 
 async def _model_of(service: Service, request: Request, body: dict[str, Any]) -> AskedModel:
-    model = await service.run(service.model, body.get("model"))
-    if not key_of(request.scope).may_ask(model.card.name):
-        raise UnknownModelError(f"no model {model.card.name} is there for this key")
-    return model
+    return await service.run(service.model, body.get("model"), key_of(request.scope))
 
 
 def _ids(body: dict[str, Any], model: AskedModel) -> tuple[int, ...]:

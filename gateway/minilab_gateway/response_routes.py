@@ -32,10 +32,10 @@ from minilab_gateway.response_events import ResponseEvents
 from minilab_gateway.response_jobs import ResponseJobs
 from minilab_gateway.response_notes import note_on
 from minilab_gateway.response_objects import MOST_ITEMS, Response, item_list
-from minilab_gateway.service import Service, Wish
+from minilab_gateway.service import Prepared, Service, Wish
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
-from minilab_gen.errors import RequestError, UnknownModelError
+from minilab_gen.errors import RequestError
 from minilab_gen.openai.response_bodies import RESPONSES, AskedResponse, read_response
 from minilab_gen.openai.response_items import Item
 from minilab_gen.protocol.submission import draw_seed
@@ -97,13 +97,20 @@ class ResponseRoutes:
         sent = await request.body()
         body = await self._service.parsed(sent)
         wanted = _wanted(body)
-        owner, retry_key = key_of(request.scope).name, idempotency_key(request, self._settings.idempotency_header)
+        key, retry_key = key_of(request.scope), idempotency_key(request, self._settings.idempotency_header)
         asked_body = {field: value for field, value in body.items() if field not in _HTTP_FIELDS}
         digest, allowance = await self._service.digest(sent, body), allowance_of(request.scope)
-        wish = Wish(RESPONSES, "response", asked_body, owner, retry_key, False, digest, allowance)
-        completion = await self._service.run(self._jobs.first_try, wish)
-        if completion is None:
-            completion = await self._submit(request, wish, wanted)
+        wish = Wish(RESPONSES, "response", asked_body, key.name, retry_key, False, digest, allowance)
+
+        def prepare() -> Completion | Prepared:
+            if (first_try := self._jobs.first_try(wish)) is not None:
+                return first_try
+            model = self._service.model(wish.body.get("model"), key)
+            earlier = self._jobs.earlier(wish.body.get("previous_response_id"), wish.owner)
+            noted, read = _read(wish, wanted, earlier, model)
+            return Prepared(noted, [read.asked], model)
+
+        completion = await self._service.completion(prepare)
         response = await self._service.run(self._jobs.of, completion)
         delivery = Delivery(completion, wanted.stays or retry_key is not None)
         if wanted.streams:
@@ -111,16 +118,6 @@ class ResponseRoutes:
         if wanted.is_background:
             return _json(await self._service.run(self._jobs.state, response))
         return await self._whole(request, response, delivery, began)
-
-    async def _submit(self, request: Request, wish: Wish, wanted: _Wanted) -> Completion:
-        model = await self._service.run(self._service.model, wish.body.get("model"))
-        if not key_of(request.scope).may_ask(model.card.name):
-            raise UnknownModelError(f"no model {model.card.name} is there for this key")
-        previous = wish.body.get("previous_response_id")
-        earlier = await self._service.run(self._jobs.earlier, previous, wish.owner)
-        wish, read = await self._service.run(_read, wish, wanted, earlier, model)
-        await self._service.wait_for_worker(model.card.name)
-        return await self._service.run(self._service.submit, wish, [read.asked], model)
 
     async def _get(self, request: Request, response_id: str) -> HttpResponse:
         response = await self._found(request, response_id)

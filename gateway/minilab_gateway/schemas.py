@@ -14,6 +14,10 @@ _OBJECT: Final = {"type": "object"}
 _TEXTS: Final = {"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}
 _IDS: Final = {"type": "array", "items": _INTEGER}
 
+_OF_STREAMS: Final = (
+    "include_usage: whether a stream ends with the counts of tokens; include_event_ids: whether its events have ids."
+)
+
 FIELDS: Final[dict[str, dict[str, Any]]] = {
     "model": {**_TEXT, "description": "One of those that GET /v1/models lists."},
     "prompt": {
@@ -62,7 +66,7 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
     "guided_choice": {"type": "array", "items": _TEXT, "description": "The same."},
     "guided_grammar": {**_TEXT, "description": "The same."},
     "stream": {**_TRUTH, "description": "Send each token as it comes, as a server-sent event."},
-    "stream_options": {**_OBJECT, "description": '{"include_usage": true} ends a stream with the counts of tokens.'},
+    "stream_options": {**_OBJECT, "description": _OF_STREAMS},
     "store": {**_TRUTH, "description": "Whether the answer is made even if the client goes away."},
     "input": {
         "anyOf": [_TEXT, {"type": "array", "items": _OBJECT}],

@@ -22,12 +22,14 @@ import orjson
 import redis
 from redis.exceptions import RedisError
 
+from minilab_gateway.api_keys import NO_KEY, ApiKey
 from minilab_gateway.chunks import last_number
 from minilab_gateway.completion import Completion, Found, find
 from minilab_gateway.errors import ApiError
 from minilab_gateway.json_bytes import parsed_object
 from minilab_gateway.limits import Allowance
 from minilab_gateway.notes import Note, RouteName
+from minilab_gateway.recent import Recent
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.errors import DuplicateJobError, MiniLabError, RequestError, UnknownModelError
@@ -56,7 +58,11 @@ _LARGE_BODY: Final = 65_536
 """Bytes above which a body is worth a thread, which costs a tenth of a millisecond."""
 
 _LOOK_SECONDS: Final = 0.2
-"""Between looks for a worker that may come."""
+"""Between looks for a worker that may come, and for which one that was seen, or a model's card, is taken to be there: a
+lease lasts longer anyway."""
+
+_NAMES: Final = 100
+"""Models of which that is kept."""
 
 _ROOM: Final = 16
 """Levels of JSON, of the 254 that can be written, that are left for answers in which a part of a body is given back."""
@@ -80,8 +86,20 @@ class Wish:
     """Of the whole body."""
     allowance: Allowance | None = None
     """Of the key that asks; None where nothing limits it."""
+    event_ids: bool = True
+    """Whether the events of its stream have ids."""
     response: list[Any] | None = None
     """For the note of a response."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that has been read, and may be submitted."""
+
+    wish: Wish
+    asked: Sequence[AskedRequest]
+    """One for each prompt, which differ in nothing else."""
+    model: AskedModel
 
 
 class Service:
@@ -92,6 +110,8 @@ class Service:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway")
         self._tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()
         self._loading = Lock()
+        self._cards: Recent[ModelCard] = Recent(_LOOK_SECONDS, _NAMES)
+        self._workers: Recent[int] = Recent(_LOOK_SECONDS, _NAMES)
 
     def close(self) -> None:
         """Wait for what is under way, cancels above all."""
@@ -118,8 +138,8 @@ class Service:
     def cards(self) -> list[ModelCard]:
         return all_cards(self._connection)
 
-    def model(self, name: object) -> AskedModel:
-        """A model by the name in a body. Raises ApiError, UnknownModelError."""
+    def model(self, name: object, key: ApiKey = NO_KEY) -> AskedModel:
+        """A model by the name in a body. Raises ApiError, UnknownModelError where the key may not ask it, too."""
         if not isinstance(name, str) or not name:
             raise ApiError(400, "a request must name a model; GET /v1/models lists them", param="model")
         plain = keys.without_owner(name)
@@ -127,7 +147,9 @@ class Service:
             keys.check_model_name(plain)
         except MiniLabError as error:
             raise UnknownModelError(f"no model can have this name: {error}") from error
-        card = read_card(self._connection, plain)
+        card = self._cards.get(plain, lambda: read_card(self._connection, plain))
+        if not key.may_ask(card.name):
+            raise UnknownModelError(f"no model {card.name} is there for this key")
         return AskedModel(card, self._tokenizer(card))
 
     def _tokenizer(self, card: ModelCard) -> Tokenizer:
@@ -140,10 +162,30 @@ class Service:
                 self._tokenizers.popitem(last=False)
             return known
 
-    async def wait_for_worker(self, model: str) -> None:
-        """Raises ApiError where no worker of a model comes in the time that is given to it."""
+    async def completion(self, prepare: Callable[[], Completion | Prepared]) -> Completion:
+        """The completion that ``prepare`` finds, or that of the request which it has read, once a worker is there.
+
+        All of it is one call in a thread where nothing is waited for: to change threads takes as long as a question to
+        Redis. Raises what ``prepare`` raises, ApiError where no worker comes in time, and what enqueueing raises.
+        """
+        found = await self.run(self._at_once, prepare)
+        if isinstance(found, Prepared):
+            await self._wait_for_worker(found.model.card.name)
+            found = await self.run(self._submit, found)
+        return found
+
+    def _at_once(self, prepare: Callable[[], Completion | Prepared]) -> Completion | Prepared:
+        found = prepare()
+        if isinstance(found, Prepared) and self._is_served(found.model.card.name):
+            return self._submit(found)
+        return found
+
+    def _is_served(self, model: str) -> bool:
+        return self._workers.get(model, lambda: workers_alive(self._connection, keys.queue_name(model))) > 0
+
+    async def _wait_for_worker(self, model: str) -> None:
         give_up = time.monotonic() + self._settings.queue_wait
-        while not await self.run(workers_alive, self._connection, keys.queue_name(model)):
+        while not await self.run(self._is_served, model):
             left = give_up - time.monotonic()
             if left <= 0:
                 raise ApiError(
@@ -154,11 +196,9 @@ class Service:
                 )
             await asyncio.sleep(min(_LOOK_SECONDS, left))
 
-    def submit(self, wish: Wish, asked: Sequence[AskedRequest], model: AskedModel) -> Completion:
-        """Put the jobs of a request into the queue, or find those that its first try put there.
-
-        ``asked`` has one for each prompt, which differ in nothing else.
-        """
+    def _submit(self, prepared: Prepared) -> Completion:
+        """Put the jobs of a request into the queue, or find those that its first try put there."""
+        wish, asked, model = prepared.wish, prepared.asked, prepared.model
         settings = self._settings
         name = _name_of(wish)
         calls = None if asked[0].calls is None else asked[0].calls.to_json()
@@ -168,6 +208,7 @@ class Service:
             created=int(time.time()),
             digest=wish.digest,
             usage=wish.usage,
+            event_ids=wish.event_ids,
             echo=asked[0].echo,
             new_tokens=asked[0].request.max_new_tokens,
             form=next((field for field in (*VLLM_FORMS, *FORM_FIELDS) if wish.body.get(field) is not None), ""),
@@ -178,6 +219,7 @@ class Service:
         submission = Submission(
             model=model.card.name,
             job_id=name,
+            is_fresh=wish.idempotency_key is None,
             timeout=settings.timeout,
             max_queued=settings.max_queued,
             notes={"gateway": note.to_json()},

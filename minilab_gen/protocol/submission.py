@@ -41,6 +41,8 @@ class Submission:
     model: str = keys.DEFAULT_MODEL
     job_id: str | None = None
     """The id to give the job; None makes one up."""
+    is_fresh: bool = False
+    """Whether that id was drawn just now, at random and long enough: then nothing is asked about whether it is used."""
     priority: Priority = "normal"
     timeout: int = keys.DEFAULT_TIMEOUT
     """Seconds that it may run."""
@@ -83,7 +85,7 @@ def enqueue(connection: redis.Redis, request: GenerationRequest, submission: Sub
     """
     queue = _queue_with_room(connection, submission, 1)
     job_id = submission.job_id or secrets.token_hex(8)
-    if submission.job_id:
+    if submission.job_id and not submission.is_fresh:
         _check_unused(connection, job_id)
     call = secrets.token_hex(8)
     try:

@@ -21,7 +21,9 @@ from support.waiting import wait_until
 from gateway.browsing import browser, context, page
 from gateway.gateway_process import Gateway
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.cards import all_cards
+from minilab_gen.protocol.cards import all_cards, publish_card
+from minilab_gen.protocol.jobs import queue_of
+from minilab_gen.text.tokenizer import get_tokenizer
 
 __all__ = ["browser", "context", "page"]  # fixtures
 
@@ -120,3 +122,21 @@ def slow_gateway(shared_gateway: Gateway, start_worker: Callable[..., Worker]) -
     """The same with a worker that is slow enough for things to happen in the middle of a job."""
     start_worker(engine=slow_engine)
     return shared_gateway
+
+
+@pytest.fixture
+def by_hand(shared_gateway: Gateway, server: redis.Redis, served: ServedModel) -> Callable[[], str]:
+    """A worker that is there and does nothing: jobs are ended by the test, by the id that this waits for."""
+    publish_card(server, served.card, get_tokenizer().to_json())
+    worker = "minilab-by-hand"
+    server.sadd(f"rq:workers:{keys.queue_name('base')}", f"rq:worker:{worker}")
+    server.set(keys.worker_lease(worker), 1)
+
+    def next_job() -> str:
+        queue = queue_of(server, keys.queue_name("base"))
+        wait_until(lambda: queue.count)
+        (job_id,) = queue.job_ids
+        queue.remove(job_id)
+        return job_id
+
+    return next_job

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import openai
 import pytest
 from minilab_worker.serving import ServedModel
+from minilab_worker.worker import Worker
+from support.engines import slow_engine
 from support.references import reference_ids
 
+from gateway.conftest import StartGateway
 from gateway.gateway_process import Gateway, events_in, extra
 from minilab_gen.request import GenerationRequest
 
@@ -96,6 +100,25 @@ def test_usage_is_the_last_chunk_where_it_is_asked_for_and_nowhere_else(
         assert last["usage"] == {k: v for k, v in plain.usage.to_dict().items() if v is not None}
     else:
         assert last["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_stream_without_ids_has_nothing_but_data_and_whole_comments(
+    start_gateway: StartGateway, start_worker: Callable[..., Worker]
+) -> None:
+    start_worker(engine=slow_engine)
+    gateway = start_gateway("--ping", "0.05")
+    body = {**GREEDY, "max_tokens": 10, "ignore_eos": True}
+    options = {"include_event_ids": False}
+
+    with_ids, without = (
+        raw_stream(gateway, "/v1/completions", {**body, "stream_options": each}) for each in (None, options)
+    )
+
+    blocks = without.removesuffix("\n\n").split("\n\n")  # as vLLM's own load generator reads a stream
+    assert {block.split(" ")[0] for block in blocks} == {"data:", ":"}
+    assert "id: 3\n" in with_ids
+    texts = [[data["choices"][0]["text"] for _, data in events_in(raw)[:-1]] for raw in (with_ids, without)]
+    assert texts[0] == texts[1]
 
 
 def test_stream_options_without_a_stream_are_refused(gateway: Gateway) -> None:

@@ -16,7 +16,6 @@ import openai
 import pytest
 import redis
 from chaos.server import Server
-from minilab_worker.serving import ServedModel
 from minilab_worker.worker import Worker
 from support.engines import very_slow_engine
 from support.waiting import wait_until
@@ -24,11 +23,9 @@ from support.waiting import wait_until
 from gateway.conftest import StartGateway
 from gateway.gateway_process import Gateway, events_in, stream_of
 from minilab_gen.protocol import keys
-from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.jobs import queue_of
 from minilab_gen.protocol.streams import publish
-from minilab_gen.text.tokenizer import get_tokenizer
 
 LONG: dict[str, Any] = {"model": "base", "prompt": [5, 6], "max_tokens": 60, "temperature": 0, "ignore_eos": True}
 
@@ -92,24 +89,6 @@ def test_without_redis_requests_are_told_to_come_again_and_health_is_well(tmp_pa
 
     assert error_of(away) == error_of(refused) == (503, "redis_unavailable")
     assert int(refused.headers["retry-after"]) >= 1
-
-
-@pytest.fixture
-def by_hand(shared_gateway: Gateway, server: redis.Redis, served: ServedModel) -> Callable[[], str]:
-    """A worker that is there and does nothing: jobs are ended by the test, by the id that this waits for."""
-    publish_card(server, served.card, get_tokenizer().to_json())
-    worker = "minilab-by-hand"
-    server.sadd(f"rq:workers:{keys.queue_name('base')}", f"rq:worker:{worker}")
-    server.set(keys.worker_lease(worker), 1)
-
-    def next_job() -> str:
-        queue = queue_of(server, keys.queue_name("base"))
-        wait_until(lambda: queue.count)
-        (job_id,) = queue.job_ids
-        queue.remove(job_id)
-        return job_id
-
-    return next_job
 
 
 def end_job(server: redis.Redis, job_id: str, end: EndEvent) -> None:
