@@ -15,7 +15,7 @@ from openai.types.responses import ResponseInputMessageItem
 
 from gateway.conftest import StartGateway, served_chats
 from gateway.gateway_process import Gateway
-from gateway.test_http_failures import by_hand, end_job
+from gateway.test_http_failures import end_job
 from gateway.test_response_jobs import BACKGROUND, error_of, expire
 from gateway.test_response_streams import LONG
 from gateway.test_responses import ask, expected_reply, extras_in, rendered
@@ -25,8 +25,6 @@ from minilab_gen.openai.response_items import MessageItem
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.streams import publish
 from minilab_gen.request import GenerationRequest
-
-__all__ = ["by_hand"]
 
 
 def test_a_conversation_goes_on_with_the_reply_between(chat_gateway: Gateway, chat_served: ServedModel) -> None:

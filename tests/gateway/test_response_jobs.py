@@ -22,15 +22,13 @@ from support.waiting import wait_until
 from gateway.conftest import StartGateway, served_chats
 from gateway.gateway_process import Gateway, stream_of
 from gateway.test_access import bearer, write_keys
-from gateway.test_http_failures import by_hand, end_job
+from gateway.test_http_failures import end_job
 from gateway.test_response_streams import LONG, events_in
 from gateway.test_responses import ask
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.jobs import queue_of
 from minilab_gen.protocol.streams import end_of, publish, stream_length
-
-__all__ = ["by_hand"]
 
 BACKGROUND: dict[str, Any] = {**LONG, "background": True}
 

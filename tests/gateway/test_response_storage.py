@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import redis
 from support.waiting import wait_until
 
@@ -23,7 +25,8 @@ def times(server: redis.Redis) -> list[float]:
     """The seconds for which entries of lists of times stay."""
     lists = [name for name in server.scan_iter(_type="zset", count=1000) if server.ttl(name) == -1]
     now = int(server.time()[0])
-    return [until - now for name in lists for _, until in server.zrange(name, 0, -1, withscores=True)]
+    found: list[Any] = [entry for name in lists for entry in server.zrange(name, 0, -1, withscores=True)]
+    return [until - now for _, until in found]
 
 
 def kept(server: redis.Redis, response_id: str) -> list[int]:

@@ -16,12 +16,10 @@ from pydantic import TypeAdapter
 
 from gateway.conftest import StartGateway
 from gateway.gateway_process import Gateway, stream_of
-from gateway.test_http_failures import by_hand, end_job
+from gateway.test_http_failures import end_job
 from gateway.test_responses import ASKED, ask, extras_in
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.streams import publish
-
-__all__ = ["by_hand"]
 
 LONG: dict[str, Any] = {"model": "base", "input": "un", "max_output_tokens": 50, "temperature": 0, "ignore_eos": True}
 
