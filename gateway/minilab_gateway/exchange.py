@@ -22,6 +22,9 @@ _FIELD: Final = re.compile(r"[a-z_]+")
 
 _STREAM_HEADERS: Final = {"Cache-Control": "no-cache, no-transform"}
 
+COMPLETION_ID: Final = "X-Completion-Id"
+"""The header of a stream that names its completion, which may wait long for a token: so it can be cancelled."""
+
 
 class _Comment(ServerSentEvent):
     """A comment, without an empty line behind it: after an event with an id OpenAI's client takes that for another."""
@@ -33,10 +36,12 @@ class _Comment(ServerSentEvent):
 class EventStream(EventSourceResponse):
     """A stream whose end is noticed however it comes, also where not even its headers could be sent."""
 
-    def __init__(self, pieces: AsyncGenerator[bytes, None], ping: float, at_end: Callable[[], None]) -> None:
+    def __init__(
+        self, pieces: AsyncGenerator[bytes, None], ping: float, at_end: Callable[[], None], **headers: str
+    ) -> None:
         super().__init__(
             pieces,
-            headers=_STREAM_HEADERS,
+            headers={**_STREAM_HEADERS, **headers},
             ping=ping,
             sep="\n",
             ping_message_factory=_Comment,

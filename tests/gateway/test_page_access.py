@@ -15,7 +15,7 @@ from minilab_worker.worker import Worker
 from playwright.sync_api import Browser, Page, expect
 from support.engines import slow_engine
 
-from gateway.browsing import LIMIT_MS, go_on, go_to, needs_browser, visit
+from gateway.browsing import LIMIT_MS, ended, go_on, go_to, needs_browser, visit
 from gateway.gateway_process import Gateway
 from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
@@ -75,12 +75,12 @@ def test_axe_finds_nothing_serious_in_any_view(
         folded.evaluate("folded => { folded.open = true; }")
     empty = [found for view in ("jobs", "chat") for found in shown(page, view, axe)]
     go_on(page, "Phileas Fogg", max_tokens=5)
-    expect(page.locator("#answer .end")).not_to_have_text("")
+    ended(page)
     for _ in range(3):
         enqueue(server, GenerationRequest((5, 6), max_new_tokens=120), Submission())
     go_to(page, "jobs")
     page.locator("#jobs .open").last.click()
-    expect(page.locator("#opened .end")).not_to_have_text("")
+    ended(page, "#opened")
     expect(page.locator("#jobs .started")).not_to_have_count(0)
     found = [each for view in ("jobs", "completion", "batches", "workers") for each in shown(page, view, axe)]
     context.close()
