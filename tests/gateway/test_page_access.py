@@ -88,6 +88,29 @@ def test_axe_finds_nothing_serious_in_any_view(
     assert empty + found == []
 
 
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_where_a_chat_stands_beside_a_completion(
+    browser: Browser, axe: str, chat_gateway: Gateway, scheme: Any
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 800}, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce"
+    )
+    context.set_default_timeout(LIMIT_MS)
+    page = context.new_page()
+    visit(page, chat_gateway)
+    page.fill("#message", "un")
+    go_on(page, "Phileas Fogg", max_tokens=5)
+    page.locator("#message").press("Enter")
+    ended(page)
+    ended(page, "#messages")
+    page.locator("#answer").press("ArrowRight")
+    expect(page.locator("#completion .probable b")).to_be_visible()
+    found = violations(page, axe)
+    context.close()
+
+    assert found == []
+
+
 def shown(page: Page, view: str, axe: str) -> list[str]:
     go_to(page, view)
     if view in ("batches", "workers"):

@@ -119,8 +119,9 @@ def test_an_answer_that_waits_in_the_queue_is_stopped_before_its_first_token(
     page: Page, shared_gateway: Gateway, start_worker: Callable[..., Worker], server: redis.Redis
 ) -> None:
     start_worker(max_batch=1, engine=slower_engine)
-    before = enqueue(server, GenerationRequest((5, 6), max_new_tokens=120), Submission())
     visit(page, shared_gateway)
+    long = GenerationRequest((5, 6), max_new_tokens=120)
+    *_, before = [enqueue(server, long, Submission()) for _ in range(6)]
     with page.expect_response("**/v1/completions") as begun:
         go_on(page, "Phileas", max_tokens=100)
     expect(page.locator("#answer .end")).to_have_text("[waiting …]")
