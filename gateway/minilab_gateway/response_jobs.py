@@ -8,17 +8,10 @@ import redis
 
 from minilab_gateway.completion import Completion
 from minilab_gateway.errors import ApiError, unknown_response
+from minilab_gateway.response_events import last_number, last_number_of
 from minilab_gateway.response_notes import ResponseNote
-from minilab_gateway.response_objects import (
-    Response,
-    Status,
-    message,
-    message_status,
-    response_object,
-    status_of,
-    text_part,
-    token_logprobs,
-)
+from minilab_gateway.response_objects import Response, response_object, status_of
+from minilab_gateway.response_output import output_of
 from minilab_gateway.service import Service, Wish
 from minilab_gen.errors import UnknownJobError
 from minilab_gen.openai.response_items import Item
@@ -78,30 +71,31 @@ class ResponseJobs:
         if (status := status_of(end)) not in ("completed", "incomplete"):
             told = f"{_PREVIOUS} must be that of a response with a whole answer, this one is {status}"
             raise ApiError(400, told, code="previous_response_not_completed", param=_PREVIOUS)
-        return previous.note.conversation(previous.name, _text(tokens, end))
+        return previous.note.conversation(previous.name, output_of(previous, tokens, end).items)
 
     def state(self, response: Response) -> dict[str, object]:
         """The object of a response as it stands. Raises ApiError for one that has expired meanwhile."""
         try:
             tokens, end = self._read(response)
             if end is not None:
-                status = status_of(end)
-                return response_object(response, status, [_message(response, status, tokens, end)], end)
+                output = output_of(response, tokens, end).objects()
+                return response_object(response, status_of(end), output, end)
             job = fetch(self._connection, response.name)
             if not tokens and recorded_state(job) == "queued":
                 return response_object(response, "queued")
         except UnknownJobError:
             raise unknown_response(response.completion.public_id) from None
-        output = [_message(response, "in_progress", tokens, None)] if tokens else []
-        return response_object(response, "in_progress", output)
+        return response_object(response, "in_progress", output_of(response, tokens, None).objects())
 
     def end(self, response: Response) -> EndEvent | None:
         """How it ended."""
         return self._read(response)[1]
 
-    def length(self, response: Response) -> tuple[int, EndEvent | None]:
-        """How many tokens there are, and the end if it has come."""
-        return stream_length(self._connection, response.name)
+    def last_number(self, response: Response) -> int:
+        """The number of the last event of its stream that a client can have seen by now."""
+        if response.completion.calls is None:
+            return last_number(response, *stream_length(self._connection, response.name))
+        return last_number_of(response, *published_tokens(self._connection, response.name))
 
     def hide(self, response: Response) -> None:
         """From now on it is not found; a job that runs is cancelled."""
@@ -121,13 +115,3 @@ class ResponseJobs:
             settle(self._connection, response.name)
             tokens, end = published_tokens(self._connection, response.name)
         return tokens, end
-
-
-def _message(response: Response, status: Status, tokens: list[TokenEvent], end: EndEvent | None) -> dict[str, object]:
-    ids, listed = [token.token_id for token in tokens], [token.logprobs for token in tokens]
-    part = text_part(_text(tokens, end), token_logprobs(ids, listed, response))
-    return message(response, message_status(status), [part])
-
-
-def _text(tokens: list[TokenEvent], end: EndEvent | None) -> str:
-    return "".join(token.text for token in tokens) + (end.text if end is not None else "")

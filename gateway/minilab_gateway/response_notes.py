@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from minilab_gateway.errors import ApiError
 from minilab_gen.openai.response_bodies import AskedResponse
-from minilab_gen.openai.response_items import Item
+from minilab_gen.openai.response_items import Item, item_of_json
 
 LARGEST_NOTE: Final = 2_000_000
 """Characters of a note as JSON: half of what a job's record may have."""
@@ -38,7 +38,7 @@ class ResponseNote:
         """None for what :meth:`to_json` has not made."""
         try:
             is_background, is_stored, previous, seed, items, given_back = content
-            return cls(is_background, is_stored, previous, seed, tuple(map(Item.of_json, items)), dict(given_back))
+            return cls(is_background, is_stored, previous, seed, tuple(map(item_of_json, items)), dict(given_back))
         except (ValueError, TypeError):
             return None
 
@@ -48,18 +48,12 @@ class ResponseNote:
 
     def item_ids(self, name: str) -> list[str]:
         """The ids of its items; ``name`` is the id of its job."""
-        return [item.item_id or f"msg_{name}_{index}" for index, item in enumerate(self.items)]
+        return [item.item_id or f"{item.prefix}_{name}_{index}" for index, item in enumerate(self.items)]
 
-    def conversation(self, name: str, reply: str) -> tuple[Item, ...]:
+    def conversation(self, name: str, reply: Sequence[Item]) -> tuple[Item, ...]:
         """Its items and the reply to them, for a response that goes on from it."""
         ids = self.item_ids(name)
-        said = [Item(item.role, item.texts, item_id) for item, item_id in zip(self.items, ids, strict=True)]
-        return (*said, Item("assistant", (reply,), output_id(name)))
-
-
-def output_id(name: str) -> str:
-    """The id of the message that a response gives; ``name`` is the id of its job."""
-    return f"msg_{name}"
+        return (*(replace(item, item_id=item_id) for item, item_id in zip(self.items, ids, strict=True)), *reply)
 
 
 def note_on(asked: AskedResponse, *, is_background: bool, is_stored: bool, previous: str | None) -> ResponseNote:

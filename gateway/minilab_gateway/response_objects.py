@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from minilab_gateway.completion import Completion
 from minilab_gateway.errors import ApiError
-from minilab_gateway.response_notes import ResponseNote, output_id
+from minilab_gateway.response_notes import ResponseNote
 from minilab_gen.logprobs import TokenLogprobs
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.text.openai_logprobs import of_chat
@@ -40,11 +40,6 @@ class Response:
     def name(self) -> str:
         """The id of its job."""
         return self.completion.found.name
-
-    @property
-    def item_id(self) -> str:
-        """Of the message that it gives."""
-        return output_id(self.name)
 
 
 def status_of(end: EndEvent) -> Status:
@@ -79,10 +74,10 @@ def response_object(
     }
 
 
-def message(response: Response, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The one item of a response's output."""
+def message(item_id: str, status: str, content: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """A message in a response's output."""
     return {
-        "id": response.item_id,
+        "id": item_id,
         "type": "message",
         "status": status,
         "role": "assistant",
@@ -91,7 +86,7 @@ def message(response: Response, status: str, content: Sequence[dict[str, Any]]) 
 
 
 def message_status(status: Status) -> str:
-    """The status of the message of a response."""
+    """The status of the message at which a response with this status stands."""
     return status if status in ("completed", "in_progress") else "incomplete"
 
 

@@ -28,7 +28,7 @@ from minilab_gateway.exchange import (
     refused,
 )
 from minilab_gateway.json_bytes import encoded
-from minilab_gateway.response_events import ResponseEvents, last_number
+from minilab_gateway.response_events import ResponseEvents
 from minilab_gateway.response_jobs import ResponseJobs
 from minilab_gateway.response_notes import note_on
 from minilab_gateway.response_objects import MOST_ITEMS, Response, item_list
@@ -189,7 +189,7 @@ class ResponseRoutes:
         if not (given.isascii() and _NUMBER.fullmatch(given)):
             rule = "starting_after must be the sequence_number of an event"
             raise ApiError(400, f"{rule}, got {shown(given)}", param=STARTING_AFTER)
-        last = last_number(response, *await self._service.run(self._jobs.length, response))
+        last = await self._service.run(self._jobs.last_number, response)
         if int(given) > last:
             raise ApiError(400, f"starting_after must be at most {last} by now, got {given}", param=STARTING_AFTER)
         return int(given)

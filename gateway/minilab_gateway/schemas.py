@@ -68,7 +68,10 @@ FIELDS: Final[dict[str, dict[str, Any]]] = {
     "stream": {**_TRUTH, "description": "Send each token as it comes, as a server-sent event."},
     "stream_options": {**_OBJECT, "description": _OF_STREAMS},
     "store": {**_TRUTH, "description": "Whether the answer is made even if the client goes away."},
-    "input": {"anyOf": [_TEXT, {"type": "array", "items": _OBJECT}], "description": "A text, or messages."},
+    "input": {
+        "anyOf": [_TEXT, {"type": "array", "items": _OBJECT}],
+        "description": "A text, or messages, calls, results.",
+    },
     "instructions": {**_TEXT, "description": "What the model is told before; not taken over by later responses."},
     "previous_response_id": {**_TEXT, "description": "The response whose conversation goes on."},
     "max_output_tokens": {**_INTEGER, "description": "New tokens at most."},

@@ -20,7 +20,8 @@ from minilab_gen.openai.bodies import (
     read_request,
     refuse_what_we_lack,
 )
-from minilab_gen.openai.response_items import Item, input_items
+from minilab_gen.openai.response_items import Item, input_items, messages_of
+from minilab_gen.openai.tool_choice import TOOL_FIELDS
 from minilab_gen.openai.vllm_names import VLLM_FORMS
 from minilab_gen.request import shown
 
@@ -29,6 +30,7 @@ _NAMED_OTHERWISE: Final = {
     "response_format": "text.format",
     "messages": "input",
     "prompt": "input",
+    "function.parameters": "parameters",
 }
 """Names in the older interfaces: names here."""
 
@@ -47,12 +49,10 @@ RESPONSES: Final = Route(
     _SETTINGS,
     (
         *("input", "instructions", "previous_response_id", "max_output_tokens", "text", "background", "metadata"),
-        *("include", "top_logprobs", "tools", "chat_template_kwargs", *VLLM_FORMS),
+        *("include", "top_logprobs", "tools", *TOOL_FIELDS, "chat_template_kwargs", *VLLM_FORMS),
         *("reasoning", "user", "safety_identifier", "prompt_cache_key"),
     ),
     {
-        "tool_choice": ("auto",),
-        "parallel_tool_calls": (True,),
         "truncation": ("disabled",),
         "service_tier": ("auto", "default"),
         **dict.fromkeys(_NULL_ONLY, ()),
@@ -68,6 +68,7 @@ LONGEST_METADATA_KEY: Final = 64
 LONGEST_TEXT: Final = 512
 """Characters of a value of ``metadata``, as at OpenAI, and of whatever else is only given back."""
 
+_TOOL_CHOICES: Final = ("auto", "none", "required")
 _TOOL_FIELDS: Final = ("name", "description", "parameters", "strict")
 _FORMAT_FIELDS: Final = ("name", "description", "schema", "strict")
 
@@ -89,7 +90,8 @@ def read_response(body: Mapping[str, Any], earlier: Sequence[Item], model: Asked
     given = {name: value for name, value in body.items() if value is not None}
     _check_reasoning(given.get("reasoning"))
     instructions, tools = _text(given, "instructions"), _tools(given.get("tools", []))
-    items = (*earlier, *input_items(given.get("input")))
+    choice, is_parallel = _tool_choice(given.get("tool_choice", "auto")), _parallel(given)
+    items = (*earlier, *input_items(given.get("input"), earlier))
     passed = {name: given[name] for name in (*_SETTINGS, *VLLM_FORMS, "chat_template_kwargs") if name in given}
     if "max_output_tokens" in given:
         passed["max_tokens"] = given["max_output_tokens"]
@@ -97,7 +99,8 @@ def read_response(body: Mapping[str, Any], earlier: Sequence[Item], model: Asked
     if answer_format["type"] != "text":
         passed["response_format"] = _as_response_format(answer_format)
     wants, count = _logprobs(given)
-    is_plain = not (instructions is not None or earlier or tools) and isinstance(given.get("input"), str)
+    is_plain = instructions is None and not (earlier or tools) and isinstance(given.get("input"), str)
+    is_plain = is_plain and choice in ("auto", "none")
     try:
         if model.card.chat is None and is_plain:
             listed = {"logprobs": count} if wants else {}
@@ -106,9 +109,10 @@ def read_response(body: Mapping[str, Any], earlier: Sequence[Item], model: Asked
             _check_chats(model)
             listed = {"logprobs": True, "top_logprobs": count} if wants else {}
             said = [{"role": "system", "content": instructions}] if instructions is not None else []
-            messages = [*said, *(item.message() for item in items)]
-            tools_of_chat = {"tools": [_tool_of_chat(tool) for tool in tools]} if tools else {}
-            asked = read_request(CHAT_COMPLETIONS, {**passed, **listed, **tools_of_chat, "messages": messages}, model)
+            passed |= {"tool_choice": choice, "parallel_tool_calls": is_parallel}
+            passed |= {"tools": [_tool_of_chat(tool) for tool in tools]} if tools else {}
+            messages = [*said, *messages_of(items)]
+            asked = read_request(CHAT_COMPLETIONS, {**passed, **listed, "messages": messages}, model)
     except RequestError as error:
         raise _in_these_words(error) from error
     settings = asked.request.settings
@@ -119,6 +123,8 @@ def read_response(body: Mapping[str, Any], earlier: Sequence[Item], model: Asked
         "temperature": settings.temperature,
         "text": {"format": answer_format},
         "tools": tools,
+        "tool_choice": given.get("tool_choice", "auto"),
+        "parallel_tool_calls": is_parallel,
         "top_logprobs": count,
         "top_p": 1.0 if settings.top_p is None else settings.top_p,
         **{name: _text(given, name, LONGEST_TEXT) for name in ("user", "safety_identifier", "prompt_cache_key")},
@@ -135,7 +141,7 @@ def _check_chats(model: AskedModel) -> None:
 
 
 def _in_these_words(refusal: RequestError) -> RequestError:
-    names = "|".join(_NAMED_OTHERWISE)
+    names = "|".join(map(re.escape, _NAMED_OTHERWISE))
     return RequestError(re.sub(rf"\b({names})\b", lambda found: _NAMED_OTHERWISE[found[0]], str(refusal)))
 
 
@@ -222,10 +228,30 @@ def _tools(given: object) -> list[dict[str, Any]]:
             raise RequestError(f"tools must be of type function, others are not offered here, got {shown(kind)}")
         if unknown := tool.keys() - {"type", *_TOOL_FIELDS}:
             raise RequestError(f"tools may have {', '.join(_TOOL_FIELDS)}, got {shown(min(unknown))}")
-        if not isinstance(tool.get("name"), str) or not isinstance(tool.get("parameters"), dict | None):
+        if not (isinstance(tool.get("name"), str) and tool["name"]) or not isinstance(
+            tool.get("parameters"), dict | None
+        ):
             raise RequestError(f"tools must have a name, and parameters that are an object, got {shown(tool)}")
         _check_types("tools", tool)
     return given
+
+
+def _tool_choice(given: object) -> object:
+    """The choice as chats have it."""
+    if given in _TOOL_CHOICES:
+        return given
+    name = given.get("name") if isinstance(given, dict) and given.get("type") == "function" else None
+    if not (isinstance(name, str) and name) or given != {"type": "function", "name": name}:
+        rule = f"tool_choice must be {', '.join(_TOOL_CHOICES)} or " + '{"type": "function", "name": "..."}'
+        raise RequestError(f"{rule}, got {shown(given)}")
+    return {"type": "function", "function": {"name": name}}
+
+
+def _parallel(given: Mapping[str, Any]) -> bool:
+    is_parallel = given.get("parallel_tool_calls", True)
+    if not isinstance(is_parallel, bool):
+        raise RequestError(f"parallel_tool_calls must be true or false, got {shown(is_parallel)}")
+    return is_parallel
 
 
 def _tool_of_chat(tool: Mapping[str, Any]) -> dict[str, Any]:

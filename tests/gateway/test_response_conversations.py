@@ -21,7 +21,7 @@ from gateway.test_response_streams import LONG
 from gateway.test_responses import ask, expected_reply, extras_in, rendered
 from minilab_gen.openai.bodies import AskedRequest
 from minilab_gen.openai.response_bodies import AskedResponse
-from minilab_gen.openai.response_items import Item
+from minilab_gen.openai.response_items import MessageItem
 from minilab_gen.protocol.events import EndEvent, TokenEvent
 from minilab_gen.protocol.streams import publish
 from minilab_gen.request import GenerationRequest
@@ -146,7 +146,7 @@ def test_no_conversation_goes_on_from_half_an_answer(
 
 def test_a_conversation_that_no_record_can_hold_is_refused() -> None:
     request = AskedRequest(GenerationRequest((5,), max_new_tokens=1), 1, has_seed=True, echo=False)
-    fits, more = (AskedResponse(request, (Item("user", (size * "é",)),), {}) for size in (333_000, 334_000))
+    fits, more = (AskedResponse(request, (MessageItem("user", (size * "é",)),), {}) for size in (333_000, 334_000))
 
     note_on(fits, is_background=False, is_stored=True, previous=None)
     with pytest.raises(ApiError, match="at most 2000000 characters") as refused:

@@ -22,11 +22,19 @@ def blocks(language: str) -> list[str]:
 @pytest.mark.parametrize("number", [0, 1])
 def test_the_python_snippets_run(gateway: Gateway, number: int) -> None:
     snippets = blocks("python")
-    assert len(snippets) == 2
+    assert len(snippets) == 3
 
     printed = run(gateway, sys.executable, "-W", "error", "-c", snippets[number])
 
     assert printed if number == 0 else not printed
+
+
+def test_the_loop_of_an_agent_runs(tools_gateway: Gateway) -> None:
+    snippet = blocks("python")[2]
+
+    printed = run(tools_gateway, sys.executable, "-W", "error", "-c", snippet)
+
+    assert re.match(r'temperature \{"city":"(Suez|Aden)"\}\n', printed)
 
 
 def test_the_curl_snippets_run(gateway: Gateway) -> None:
