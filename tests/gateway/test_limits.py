@@ -15,7 +15,7 @@ from minilab_gateway.api_keys import ApiKey
 from minilab_gateway.errors import ApiError
 from minilab_gateway.limits import Allowance, Limits
 from minilab_worker.worker import Worker
-from support.engines import slow_engine
+from support.engines import slow_engine, slower_engine
 from support.waiting import wait_until
 
 from gateway.conftest import StartGateway
@@ -106,7 +106,7 @@ def test_two_gateways_count_the_tokens_of_a_key_together(
 def test_tokens_count_as_they_are_made_also_where_no_client_waits(
     start_two: StartTwo, start_worker: Callable[..., Worker], server: redis.Redis
 ) -> None:
-    start_worker(engine=slow_engine)
+    start_worker(engine=slower_engine)
     first, second = start_two("tokens-per-minute=20")
     job_id = begin(first)
     wait_until(lambda: server.xlen(keys.token_stream(job_id)) > 30)
