@@ -41,8 +41,6 @@ class Submission:
     model: str = keys.DEFAULT_MODEL
     job_id: str | None = None
     """The id to give the job; None makes one up."""
-    is_fresh: bool = False
-    """Whether that id was drawn just now, at random and long enough: then nothing is asked about whether it is used."""
     priority: Priority = "normal"
     timeout: int = keys.DEFAULT_TIMEOUT
     """Seconds that it may run."""
@@ -52,6 +50,8 @@ class Submission:
     """Waiting jobs above which it is refused; None sets no bound."""
     notes: Mapping[str, Any] | None = None
     """JSON of the program that submits it, kept in the meta of each job for :func:`notes_of`."""
+    is_fresh: bool = False
+    """Whether ``job_id`` was drawn just now, at random and long enough: then nothing asks whether it is used."""
 
     def __post_init__(self) -> None:
         keys.check_model_name(self.model)
