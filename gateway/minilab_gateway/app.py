@@ -20,10 +20,11 @@ from minilab_gateway.batches.batch_store import BatchStore
 from minilab_gateway.batches.driver import Driver
 from minilab_gateway.batches.file_routes import file_router
 from minilab_gateway.batches.file_store import FileStore
-from minilab_gateway.batches.upload import AROUND_A_FILE
+from minilab_gateway.batches.upload import AROUND_A_FILE, Bounds
 from minilab_gateway.completion_routes import CompletionRoutes
 from minilab_gateway.doors import REQUEST_ID, Access, BodyLimit, Heads, RequestLines
 from minilab_gateway.errors import ApiError, api_error, unforeseen
+from minilab_gateway.leftover import Leftover
 from minilab_gateway.limits import HEADERS, Allowance, Limits
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.other_routes import health_router, model_router, token_router
@@ -45,12 +46,13 @@ def make_routes(
     connection: redis.Redis,
     service: Service,
     metrics: Metrics,
+    limits: Limits,
     is_closing: Callable[[], bool],
 ) -> FastAPI:
     """All routes, without what stands before them and asks for a key."""
     hub = StreamHub(connect_async(settings.redis_url), lambda job_id: settle(connection, job_id))
 
-    driver = Driver(connection, service.model, settings, metrics)
+    driver = Driver(connection, service.model, settings, metrics, limits)
 
     @asynccontextmanager
     async def life(_: FastAPI) -> AsyncIterator[None]:
@@ -71,8 +73,9 @@ def make_routes(
         redoc_url=None,
     )
     files, batches = FileStore(connection), BatchStore(connection)
-    app.include_router(file_router(service, files, batches, settings.max_file))
-    app.include_router(BatchRoutes(service, files, batches, settings.batch_window, driver.wake).router())
+    bounds = Bounds(settings.max_file, settings.max_files_bytes)
+    app.include_router(file_router(service, files, batches, bounds))
+    app.include_router(BatchRoutes(service, files, batches, settings, driver.wake).router())
     answers = Answers(service, hub, metrics, is_closing)
     app.include_router(CompletionRoutes(service, answers, settings).router())
     jobs = ResponseJobs(connection, service)
@@ -93,10 +96,10 @@ def make_app(
 ) -> ASGIApp:
     """The whole app. It closes the connection at its end; ``is_closing`` tells whether that is near."""
     service, metrics, limits = Service(connection, settings), Metrics(), Limits(connection)
-    routes = make_routes(settings, connection, service, metrics, is_closing)
+    routes = make_routes(settings, connection, service, metrics, limits, is_closing)
     doors: ASGIApp = BodyLimit(routes, settings.max_body, settings.max_file + AROUND_A_FILE, settings.root_path)
     doors = Access(doors, keys, lambda key: Allowance(key, limits), service.run, settings.root_path)
-    doors = Heads(RequestLines(doors, metrics))
+    doors = Leftover(Heads(RequestLines(doors, metrics)))
     return CORSMiddleware(  # outermost, so that a page may read errors, too
         doors,
         allow_origins=settings.cors_origins,

@@ -20,6 +20,7 @@ from minilab_gateway.settings import (
     DEFAULT_BATCH_JOBS,
     DEFAULT_MAX_BODY,
     DEFAULT_MAX_FILE,
+    DEFAULT_MAX_FILES_BYTES,
     GatewaySettings,
 )
 from minilab_gen.errors import MiniLabError, RedisUnavailableError, RequestError
@@ -86,6 +87,12 @@ class _Options:
 @click.option("--max-body", type=click.IntRange(1024), default=DEFAULT_MAX_BODY, help="Bytes of a body at most.")
 @click.option(
     "--max-file", type=click.IntRange(1024), default=DEFAULT_MAX_FILE, help="Bytes of an uploaded file at most."
+)
+@click.option(
+    "--max-files-bytes",
+    type=click.IntRange(1024),
+    default=DEFAULT_MAX_FILES_BYTES,
+    help="Bytes of all files of one key at most; where no keys are asked for, of all.",
 )
 @click.option(
     "--batch-jobs", type=click.IntRange(1), default=DEFAULT_BATCH_JOBS, help="Unfinished jobs of one batch at most."

@@ -18,6 +18,7 @@ from minilab_gateway.completion import Completion
 from minilab_gateway.doors import allowance_of, key_of
 from minilab_gateway.errors import ApiError, unknown_completion
 from minilab_gateway.exchange import (
+    COMPLETION_ID,
     STARTING_AFTER,
     EventStream,
     gone,
@@ -182,8 +183,13 @@ class CompletionRoutes:
 
     def _stream(self, delivery: Delivery, seen: Sequence[int] | None, began: float | None) -> Response:
         pieces = self._answers.stream(delivery, Chunks(delivery.completion, seen), began)
-        has_ids = delivery.completion.note.event_ids
-        return EventStream(pieces, self._settings.ping, lambda: self._answers.end(delivery), has_ids=has_ids)
+        return EventStream(
+            pieces,
+            self._settings.ping,
+            lambda: self._answers.end(delivery),
+            has_ids=delivery.completion.note.event_ids,
+            headers={COMPLETION_ID: delivery.completion.public_id},
+        )
 
     async def _seen(self, request: Request, completion: Completion) -> list[int] | None:
         """The numbers of the last event that a client has seen. Raises ApiError for what it cannot have seen."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Callable, Collection, Mapping
 from typing import Final
 
 from fastapi import Request
@@ -21,6 +21,9 @@ _LONGEST_IDEMPOTENCY_KEY: Final = 255
 _FIELD: Final = re.compile(r"[a-z_]+")
 
 _STREAM_HEADERS: Final = {"Cache-Control": "no-cache, no-transform"}
+
+COMPLETION_ID: Final = "X-Completion-Id"
+"""The header of a stream that names its completion, which may wait long for a token: so it can be cancelled."""
 
 
 class _Comment(ServerSentEvent):
@@ -47,10 +50,11 @@ class EventStream(EventSourceResponse):
         at_end: Callable[[], None],
         *,
         has_ids: bool = True,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(
             pieces,
-            headers=_STREAM_HEADERS,
+            headers={**_STREAM_HEADERS, **(headers or {})},
             ping=ping,
             sep="\n",
             ping_message_factory=_Comment if has_ids else _PlainComment,

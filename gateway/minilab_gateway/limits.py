@@ -23,6 +23,9 @@ _MINUTE: Final = 60.0
 _SUBMITTING: Final = 30
 """Seconds in which a job that was counted must be in its queue; after them it counts no more."""
 
+_STAND_BACK: Final = 10
+"""Seconds for which batches begin nothing after a request of their key was refused: its client tries again in 2."""
+
 HEADERS: Final = tuple(
     f"x-ratelimit-{figure}-{what}" for what in ("requests", "tokens") for figure in ("limit", "remaining", "reset")
 )
@@ -46,15 +49,16 @@ return {{taken and 1 or 0, string.format('%.6f', left)}}
 _RESERVE: Final = f"""{_NOW}
 local most_tokens, most_jobs, prompts, submitting = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local job_prefix, stream_prefix, ttl = ARGV[5], ARGV[6], ARGV[7]
+local to_make, stand_back = tonumber(ARGV[8]), tonumber(ARGV[9])
 local has_ended = {{finished = true, failed = true, stopped = true, canceled = true}}
 local fields, known = redis.call('HGETALL', record), {{}}
 for i = 1, #fields, 2 do known[fields[i]] = fields[i + 1] end
 
-local made, running = 0, 0
+local made, running, to_come = 0, 0, 0
 for field, value in pairs(known) do
   local id = string.match(field, '^job:(.*)$')
   if id then
-    local counted, since = string.match(value, '^(%d+) (.*)$')
+    local counted, since, most_new = string.match(value, '^(%d+) (%S+) ?(%d*)$')
     local tokens, ended = tonumber(counted), false
     local last = redis.pcall('XREVRANGE', stream_prefix .. id, '+', '-', 'COUNT', 1)
     if last[1] then
@@ -64,29 +68,41 @@ for field, value in pairs(known) do
     else
       local status = redis.call('HGET', job_prefix .. id, 'status')
       if status then ended = has_ended[status] else ended = now - tonumber(since) > submitting end
+      if ended and not status then known[field] = nil end
     end
     made = made + math.max(0, tokens - tonumber(counted))
     if ended then
       redis.call('HDEL', record, field)
     else
       running = running + 1
-      if tokens > tonumber(counted) then redis.call('HSET', record, field, tokens .. ' ' .. since) end
+      to_come = to_come + math.max(0, (tonumber(most_new) or 0) - tokens)
+      if tokens > tonumber(counted) then
+        redis.call('HSET', record, field, tokens .. ' ' .. since .. ' ' .. most_new)
+      end
     end
   end
 end
 
-local is_new, refused, left = not known['job:' .. ARGV[8]], '', 0
+local is_new, refused, left = not known['job:' .. ARGV[10]], '', 0
+local jobs_wanted, jobs_bound, tokens_wanted, tokens_bound = #ARGV - 9, tonumber(most_jobs), 0, 0
 if most_tokens ~= '' then
   local most, at = tonumber(most_tokens), tonumber(known['tokens_at'] or now)
   left = math.min(most, tonumber(known['tokens'] or most) + math.max(0, now - at) * most / 60 - made)
-  if is_new and left <= 0 then refused = 'tokens' end
 end
+if to_make then
+  if jobs_bound then jobs_bound = math.max(1, jobs_bound - 1) end
+  if to_come > 0 then tokens_wanted = to_come + prompts + to_make end
+  if most_tokens ~= '' then tokens_bound = tonumber(most_tokens) / 2 end
+  if now - tonumber(known['refused_at'] or 0) < stand_back then refused = 'later' end
+end
+if refused == '' and most_tokens ~= '' and left - tokens_wanted <= tokens_bound then refused = 'tokens' end
+if refused == '' and jobs_bound and running + jobs_wanted > jobs_bound then refused = 'jobs' end
+if not is_new then refused = '' end
+if refused ~= '' and not to_make then redis.call('HSET', record, 'refused_at', string.format('%.6f', now)) end
 if refused == '' and is_new then
-  if most_jobs ~= '' and running + #ARGV - 7 > tonumber(most_jobs) then refused = 'jobs' end
-  if refused == '' then
-    left = left - prompts
-    for i = 8, #ARGV do redis.call('HSET', record, 'job:' .. ARGV[i], string.format('0 %.6f', now)) end
-  end
+  left = left - prompts
+  local value = string.format('0 %.6f ', now) .. ARGV[8]
+  for i = 10, #ARGV do redis.call('HSET', record, 'job:' .. ARGV[i], value) end
 end
 if most_tokens ~= '' then
   redis.call('HSET', record, 'tokens', string.format('%.6f', left), 'tokens_at', string.format('%.6f', now))
@@ -96,7 +112,10 @@ return {{refused, string.format('%.6f', left), running, is_new and 1 or 0}}
 """
 """Count what the jobs so far have made, then either count these jobs, too, or refuse them.
 
-A stream of Redis is read by a name that is made here: RQ, too, needs a Redis without clusters.
+With ARGV[8], the most tokens that it makes, the job is of a batch, which leaves room for requests: one of the jobs,
+half of the tokens also when all jobs of batches have made what they may (but for a job that has none beside it), and
+everything for a while after a request was refused. A stream of Redis is read by a name that is made here: RQ, too,
+needs a Redis without clusters.
 """
 
 _RELEASE: Final = """
@@ -120,14 +139,17 @@ class Limits:
         found: Any = self._count_request([keys.limits(key.name)], arguments)
         return bool(found[0]), float(found[1])
 
-    def reserve(self, key: ApiKey, job_ids: Sequence[str], prompts: int) -> tuple[str, float, int, bool]:
-        """Count jobs and the tokens of their prompts.
+    def reserve(
+        self, key: ApiKey, job_ids: Sequence[str], prompts: int, to_make: int | None = None
+    ) -> tuple[str, float, int, bool]:
+        """Count jobs and the tokens of their prompts. ``to_make``, for one of a batch: the most tokens that it makes.
 
-        Returns what forbids it, ``tokens``, ``jobs`` or nothing; the tokens that are left, the jobs that were there,
-        and whether these are new.
+        Returns what forbids it, ``tokens``, ``jobs``, ``later`` (for batches) or nothing; the tokens that are left,
+        the jobs that were there, and whether these are new.
         """
         arguments: list[Any] = ["" if limit is None else limit for limit in (key.tokens_per_minute, key.jobs)]
-        arguments += [prompts, _SUBMITTING, Job.key_for(""), keys.token_stream(""), keys.RETENTION, *job_ids]
+        arguments += [prompts, _SUBMITTING, Job.key_for(""), keys.token_stream(""), keys.RETENTION]
+        arguments += ["" if to_make is None else to_make, _STAND_BACK, *job_ids]
         found: Any = self._reserve([keys.limits(key.name)], arguments)
         return found[0].decode(), float(found[1]), int(found[2]), bool(found[3])
 

@@ -304,9 +304,15 @@ def digest_of(body: Mapping[str, Any]) -> str:
         raise RequestError(f"a body must have fewer levels of objects and lists: {error}") from None
 
 
-def _name_of(wish: Wish) -> str:
-    """The id for the job: from the key that makes a retry find it, which each owner has for themselves."""
-    if wish.idempotency_key is None:
-        return secrets.token_hex(12)
-    words = b"\0".join(word.encode() for word in (wish.owner, wish.idempotency_key))
+def name_for(owner: str, retry_key: str | None) -> str:
+    """A name that nobody has: from the key that makes a retry find it, which each owner has for themselves."""
+    if retry_key is None:
+        return secrets.token_hex(16)
+    words = b"\0".join(word.encode() for word in (owner, retry_key))
     return hashlib.sha256(words).hexdigest()[:32]
+
+
+def _name_of(wish: Wish) -> str:
+    """The id for the job."""
+    name = name_for(wish.owner, wish.idempotency_key)
+    return name if wish.idempotency_key is not None else name[:24]

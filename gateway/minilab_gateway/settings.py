@@ -15,6 +15,9 @@ DEFAULT_MAX_BODY: Final = 16 * 2**20
 DEFAULT_MAX_FILE: Final = 100_000_000
 """Bytes: two thousand for each of the most lines that a batch may have. Redis holds them in memory."""
 
+DEFAULT_MAX_FILES_BYTES: Final = 1_000_000_000
+"""Bytes of memory that one key may fill: ten of the largest files, answers among them."""
+
 DEFAULT_BATCH_JOBS: Final = 128
 """Two workers of 64 slots have as many; the queue holds them behind whatever else is asked."""
 
@@ -34,6 +37,8 @@ class GatewaySettings:
     max_body: int = DEFAULT_MAX_BODY
     max_file: int = DEFAULT_MAX_FILE
     """Bytes of a file that is uploaded."""
+    max_files_bytes: int = DEFAULT_MAX_FILES_BYTES
+    """Bytes of all files of a key above which none is taken."""
     batch_jobs: int = DEFAULT_BATCH_JOBS
     """Jobs of one batch in the queue or running."""
     batch_window: int = BATCH_WINDOW

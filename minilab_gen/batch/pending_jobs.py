@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, replace
-from typing import Final, Literal
+from typing import Final, Literal, Protocol
 
 import redis
 
@@ -66,6 +66,16 @@ class _PendingJob:
         return self.line.job_id(self.attempt)
 
 
+class Admission(Protocol):
+    """Who says when a job may come into the queue."""
+
+    def admit(self, job_id: str, request: GenerationRequest) -> bool:
+        """Whether it may now. It may be asked again about a job that it has let in."""
+
+    def give_back(self, job_id: str, request: GenerationRequest) -> None:
+        """The queue has refused what was let in."""
+
+
 class PendingJobs:
     """The lines that were taken from the file and have no outcome yet."""
 
@@ -77,18 +87,19 @@ class PendingJobs:
         at_once: int,
         *,
         retries: bool = True,
+        admission: Admission | None = None,
     ) -> None:
         """``submission`` is for all jobs; answers that models of another ``fingerprint`` once gave do not count.
 
         ``retries`` tells whether a job that an earlier run has seen fail is submitted again.
         """
-        self._retries = retries
+        self._retries, self._admission = retries, admission
         self._connection, self._submission, self._fingerprint = connection, submission, fingerprint
         self.at_once = at_once
         self._waiting: deque[_PendingJob] = deque()
         self._submitted: dict[str, _PendingJob] = {}
         self.is_held_back = False
-        """Whether the queue has just been too full to take more."""
+        """Whether the queue has just been too full to take more, or the admission was refused."""
 
     @property
     def free(self) -> int:
@@ -125,6 +136,9 @@ class PendingJobs:
         self.is_held_back = False
         for _ in range(min(len(self._waiting), self.at_once - len(self._submitted))):
             pending = self._waiting[0]
+            if self._admission is not None and not self._admission.admit(pending.job_id, pending.request):
+                self.is_held_back = True
+                return
             try:
                 enqueue(self._connection, pending.request, replace(self._submission, job_id=pending.job_id))
             except DuplicateJobError:  # another client was quicker, or our own first try has arrived: look again
@@ -132,6 +146,8 @@ class PendingJobs:
                 self._waiting.rotate(-1)
                 continue
             except QueueFullError:
+                if self._admission is not None:
+                    self._admission.give_back(pending.job_id, pending.request)
                 self.is_held_back = True
                 return
             self._submitted[pending.job_id] = self._waiting.popleft()

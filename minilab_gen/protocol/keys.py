@@ -164,6 +164,11 @@ def files_of(owner: str) -> str:
     return f"minilab:files:{owner}"
 
 
+def uploads_of(owner: str) -> str:
+    """The hash of the uploads of an API key that are under way: their bytes at most, and until when they count."""
+    return f"minilab:uploads:{owner}"
+
+
 def batch(batch_id: str) -> str:
     """The hash of a batch that came in over HTTP."""
     return f"minilab:batch:{batch_id}"

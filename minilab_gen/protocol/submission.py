@@ -51,7 +51,7 @@ class Submission:
     notes: Mapping[str, Any] | None = None
     """JSON of the program that submits it, kept in the meta of each job for :func:`notes_of`."""
     is_fresh: bool = False
-    """Whether ``job_id`` was drawn just now, at random and long enough: then nothing asks whether it is used."""
+    """Whether the id was drawn just now, at random and long: then nothing is asked about whether it is in use."""
 
     def __post_init__(self) -> None:
         keys.check_model_name(self.model)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import openai
+import redis
 from openai.types import Batch
+from rq.job import Job
 from support.own_service import LIMIT
 from support.waiting import wait_until
 
@@ -15,6 +17,8 @@ from gateway.gateway_process import Gateway
 
 COMPLETIONS: Final = "/v1/completions"
 CHATS: Final = "/v1/chat/completions"
+
+LONG: Final[dict[str, Any]] = {"max_tokens": 30, "ignore_eos": True}
 
 ENDED: Final = ("completed", "failed", "expired", "cancelled")
 
@@ -70,3 +74,23 @@ def errors_of(batch: Batch) -> list[tuple[str | None, int | None]]:
     """The code and the line of each error for which a batch failed."""
     assert batch.errors is not None
     return [(error.code, error.line) for error in batch.errors.data or []]
+
+
+def long_lines(count: int, **more: Any) -> list[dict[str, Any]]:
+    return [line(f"n{number}", prompt=[5, number], **LONG, **more) for number in range(count)]
+
+
+def counts(client: openai.OpenAI, batch: Batch) -> dict[str, int]:
+    found = client.batches.retrieve(batch.id).request_counts
+    assert found is not None
+    return {"total": found.total, "completed": found.completed, "failed": found.failed}
+
+
+def wait_for_answers(client: openai.OpenAI, batch: Batch, count: int) -> None:
+    wait_until(lambda: counts(client, batch)["completed"] >= count, LIMIT)
+
+
+def jobs_in(connection: redis.Redis) -> list[str]:
+    prefix = Job.key_for("")
+    found: list[bytes] = list(connection.scan_iter(match=f"{prefix}*"))
+    return [key.decode().removeprefix(prefix) for key in found]

@@ -285,7 +285,7 @@ def test_a_request_id_is_given_back_and_logged_and_no_text(gateway: Gateway) -> 
         own = http.post(
             "/v1/completions", json={**ASKED, "prompt": "Passepartout"}, headers={"X-Request-Id": "own-id-17"}
         )
-        made = http.get("/health", headers={"X-Request-Id": "bad id\x7f"})
+        made = http.get("/health", headers={"X-Request-Id": "bad id"})
 
     assert own.headers["x-request-id"] == "own-id-17"
     assert made.headers["x-request-id"].startswith("req-")

@@ -12,7 +12,10 @@ from minilab_gen.protocol import keys
 
 
 def made(store: BatchStore) -> Batch:
-    return store.create("batch_x", NewBatch("", "/v1/completions", "file-x", None, 3600, None, None), 3600)
+    asked = NewBatch("", "/v1/completions", "file-x", None, 3600, None, None, None)
+    batch = store.create("batch_x", asked, 3600)
+    assert batch is not None
+    return batch
 
 
 def test_a_line_is_written_once_however_often_it_is_recorded(server: redis.Redis) -> None:

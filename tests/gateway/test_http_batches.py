@@ -12,6 +12,7 @@ from support.waiting import wait_until
 
 from gateway.batch_files import CHATS, COMPLETIONS, begin, ended, errors_of, jsonl, line, outcomes, run
 from gateway.gateway_process import Gateway
+from minilab_gen.batch.json_lines import MAX_LINE_BYTES
 from minilab_gen.protocol import keys
 
 TEN = [line(f"n{number}", prompt=[5, number]) for number in range(10)]
@@ -108,6 +109,14 @@ def test_a_file_of_too_many_lines_fails(gateway: Gateway) -> None:
     batch = ended(client, begin(client, content))
 
     assert errors_of(batch) == [("too_many_lines", None)]
+
+
+def test_a_line_that_is_too_long_fails(gateway: Gateway) -> None:
+    client = gateway.client()
+
+    batch = ended(client, begin(client, jsonl(TEN[:1]) + b" " * (MAX_LINE_BYTES + 1) + b"\n"))
+
+    assert errors_of(batch) == [("line_too_long", 2)]
 
 
 def test_of_many_wrong_lines_the_first_hundred_are_told(gateway: Gateway) -> None:
@@ -271,3 +280,24 @@ def test_nothing_that_a_batch_leaves_stays_for_ever(gateway: Gateway, server: re
     assert len(ours) >= 8
     assert [key for key in ours if server.ttl(key) < 0] == []
     wait_until(lambda: server.zrange(keys.OPEN_BATCHES, 0, -1) == [])
+
+
+def test_a_retry_with_an_idempotency_key_finds_the_first_batch(gateway: Gateway) -> None:
+    client = gateway.client()
+    file = client.files.create(file=("in.jsonl", jsonl(TEN[:1])), purpose="batch")
+    asked = {"input_file_id": file.id, "endpoint": COMPLETIONS, "completion_window": "24h"}
+
+    def post(retry_key: str, **more: Any) -> Any:
+        with gateway.http(headers={"Idempotency-Key": retry_key}) as http:
+            return http.post("/v1/batches", json={**asked, **more})
+
+    first, again = post("k"), post("k")
+    ended(client, client.batches.retrieve(first.json()["id"]))
+    client.files.delete(file.id)
+    later, other, another = post("k"), post("k", metadata={"a": "b"}), post("another")
+
+    assert [answer.status_code for answer in (first, again, later, other, another)] == [200, 200, 200, 409, 404]
+    assert first.json()["id"] == again.json()["id"] == later.json()["id"]
+    assert later.json()["status"] == "completed"
+    assert other.json()["error"]["code"] == "idempotency_key_in_use"
+    assert [batch.id for batch in client.batches.list()] == [first.json()["id"]]

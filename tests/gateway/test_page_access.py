@@ -15,7 +15,7 @@ from minilab_worker.worker import Worker
 from playwright.sync_api import Browser, Page, expect
 from support.engines import slow_engine
 
-from gateway.browsing import LIMIT_MS, go_on, go_to, needs_browser, visit
+from gateway.browsing import LIMIT_MS, ended, go_on, go_to, needs_browser, visit
 from gateway.gateway_process import Gateway
 from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
@@ -75,17 +75,40 @@ def test_axe_finds_nothing_serious_in_any_view(
         folded.evaluate("folded => { folded.open = true; }")
     empty = [found for view in ("jobs", "chat") for found in shown(page, view, axe)]
     go_on(page, "Phileas Fogg", max_tokens=5)
-    expect(page.locator("#answer .end")).not_to_have_text("")
+    ended(page)
     for _ in range(3):
         enqueue(server, GenerationRequest((5, 6), max_new_tokens=120), Submission())
     go_to(page, "jobs")
     page.locator("#jobs .open").last.click()
-    expect(page.locator("#opened .end")).not_to_have_text("")
+    ended(page, "#opened")
     expect(page.locator("#jobs .started")).not_to_have_count(0)
     found = [each for view in ("jobs", "completion", "batches", "workers") for each in shown(page, view, axe)]
     context.close()
 
     assert empty + found == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious_where_a_chat_stands_beside_a_completion(
+    browser: Browser, axe: str, chat_gateway: Gateway, scheme: Any
+) -> None:
+    context = browser.new_context(
+        viewport={"width": 1280, "height": 800}, color_scheme=scheme, bypass_csp=True, reduced_motion="reduce"
+    )
+    context.set_default_timeout(LIMIT_MS)
+    page = context.new_page()
+    visit(page, chat_gateway)
+    page.fill("#message", "un")
+    go_on(page, "Phileas Fogg", max_tokens=5)
+    page.locator("#message").press("Enter")
+    ended(page)
+    ended(page, "#messages")
+    page.locator("#answer").press("ArrowRight")
+    expect(page.locator("#completion .probable b")).to_be_visible()
+    found = violations(page, axe)
+    context.close()
+
+    assert found == []
 
 
 def shown(page: Page, view: str, axe: str) -> list[str]:

@@ -9,6 +9,7 @@ from typing import cast
 import pytest
 import redis
 from minilab_gateway.app import make_routes
+from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.service import Service
 from minilab_gateway.settings import GatewaySettings
@@ -37,7 +38,7 @@ def paths_of(routes: Iterable[BaseRoute]) -> Iterator[str]:
 
 def test_no_route_of_the_app_but_these_answers_without_a_key(locked: Gateway, server: redis.Redis) -> None:
     settings = GatewaySettings()
-    app = make_routes(settings, server, Service(server, settings), Metrics(), lambda: False)
+    app = make_routes(settings, server, Service(server, settings), Metrics(), Limits(server), lambda: False)
     paths = {re.sub("{.*?}", "x", path) for path in paths_of(app.routes)}
     with locked.http() as http:
         answers = {

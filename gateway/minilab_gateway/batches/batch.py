@@ -28,6 +28,8 @@ class NewBatch:
     output_seconds: int
     jobs: int | None
     """Jobs at once, of the key."""
+    tokens_per_minute: int | None
+    """Of the key."""
     models: Sequence[str] | None
     """Models that the key may ask; None for all."""
 
@@ -98,6 +100,7 @@ def batch_of(batch_id: str, record: Mapping[bytes, bytes], completed: int, faile
         json.loads(text["metadata"]),
         int(text["output_seconds"]),
         json.loads(text["jobs"]),
+        json.loads(text.get("tokens_per_minute", "null")),  # which older gateways did not write
         json.loads(text["models"]),
     )
     status: Any = text["status"]

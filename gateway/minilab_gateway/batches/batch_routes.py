@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Callable
 from typing import Any, Final
 
@@ -19,8 +18,10 @@ from minilab_gateway.batches.pages import Page, list_object
 from minilab_gateway.batches.upload import checked_seconds
 from minilab_gateway.doors import key_of
 from minilab_gateway.errors import ApiError
+from minilab_gateway.exchange import idempotency_key
 from minilab_gateway.json_bytes import encoded
-from minilab_gateway.service import Service
+from minilab_gateway.service import Service, name_for
+from minilab_gateway.settings import GatewaySettings
 from minilab_gen.batch.openai_form import ROUTES
 from minilab_gen.request import shown
 
@@ -39,11 +40,16 @@ class BatchRoutes:
     """What the routes share, and the routes."""
 
     def __init__(
-        self, service: Service, files: FileStore, batches: BatchStore, window: int, wake: Callable[[], None]
+        self,
+        service: Service,
+        files: FileStore,
+        batches: BatchStore,
+        settings: GatewaySettings,
+        wake: Callable[[], None],
     ) -> None:
-        """``window``: seconds in which a batch is to end. ``wake`` tells a driver that there is something to do."""
+        """``wake`` tells a driver that there is something to do."""
         self._service, self._files, self._batches = service, files, batches
-        self._window, self._wake = window, wake
+        self._settings, self._wake = settings, wake
 
     def router(self) -> APIRouter:
         router = APIRouter()
@@ -51,8 +57,11 @@ class BatchRoutes:
 
         @router.post("/v1/batches", summary="Answer a file of requests", openapi_extra=schemas.BATCH, **named)
         async def create(request: Request) -> Response:
-            asked = _asked(await self._service.parsed(await request.body()), key_of(request.scope))
-            batch = await self._service.run(self._create, asked)
+            sent = await request.body()
+            retry_key = idempotency_key(request, self._settings.idempotency_header)
+            body = await self._service.parsed(sent)
+            asked, digest = _asked(body, key_of(request.scope)), await self._service.digest(sent, body)
+            batch = await self._service.run(self._create, asked, retry_key, digest)
             self._wake()
             return _json(batch.to_json())
 
@@ -84,15 +93,25 @@ class BatchRoutes:
             raise ApiError(404, message, code="batch_not_found", param="id")
         return batch
 
-    def _create(self, asked: NewBatch) -> Batch:
+    def _create(self, asked: NewBatch, retry_key: str | None, digest: str) -> Batch:
+        """The batch, or that of the first try. Raises ApiError."""
+        batch_id = f"batch_{name_for(asked.owner, retry_key)[:24]}"
+        if retry_key is None or self._batches.find(batch_id, asked.owner) is None:
+            self._keep_input(asked)
+        batch = self._batches.create(batch_id, asked, self._settings.batch_window, digest)
+        if batch is None:
+            raise ApiError(409, "this Idempotency-Key came with another body before", code="idempotency_key_in_use")
+        return batch
+
+    def _keep_input(self, asked: NewBatch) -> None:
+        """Have the file of a batch stay while that may read it. Raises ApiError."""
         file = self._files.find(asked.input_file_id, asked.owner)
         if file is None:
             raise unknown_file(asked.input_file_id)
         if file.purpose != "batch":
             rule = "input_file_id must be a file with the purpose batch"
             raise ApiError(400, f"{rule}, got {file.purpose}", param="input_file_id")
-        self._files.extend(file, self._window + FILE_SECONDS)
-        return self._batches.create(f"batch_{secrets.token_hex(12)}", asked, self._window)
+        self._files.extend(file, self._settings.batch_window + FILE_SECONDS)
 
     def _listed(self, owner: str, page: Page) -> list[Batch]:
         """The batches of a page, and one more where there is more."""
@@ -127,7 +146,8 @@ def _asked(body: dict[str, Any], key: ApiKey) -> NewBatch:
         raise ApiError(400, f"completion_window must be {WINDOW}, got {shown(window)}", param="completion_window")
     models = None if key.models is None else tuple(key.models)
     seconds = _output_seconds(body.get("output_expires_after"))
-    return NewBatch(key.name, endpoint, file_id, _metadata(body.get("metadata")), seconds, key.jobs, models)
+    metadata, limits = _metadata(body.get("metadata")), (key.jobs, key.tokens_per_minute)
+    return NewBatch(key.name, endpoint, file_id, metadata, seconds, *limits, models)
 
 
 def _metadata(given: Any) -> dict[str, str] | None:

@@ -22,7 +22,9 @@ from minilab_gateway.batches.batch_store import BatchStore, Written
 from minilab_gateway.batches.envelope import Envelope, Validation, open_line
 from minilab_gateway.batches.file_store import FileStore
 from minilab_gateway.batches.outcomes import Ending
+from minilab_gateway.batches.share import share_of
 from minilab_gateway.completion_routes import refusal_of
+from minilab_gateway.limits import Limits
 from minilab_gen.asked_model import AskedModel
 from minilab_gen.batch.choices import Choices, choices_of
 from minilab_gen.batch.json_lines import RawLine, read_lines
@@ -55,8 +57,12 @@ class Means:
     """A model by its name; raises UnknownModelError."""
     driver: str
     """The name of this process on leases."""
+    at_once: int
+    """Jobs of one batch that may be under way."""
     timeout: int
     max_queued: int | None
+    limits: Limits
+    """Of the keys."""
 
 
 class BatchRun:
@@ -65,8 +71,7 @@ class BatchRun:
     def __init__(self, means: Means, batch: Batch) -> None:
         self._means, self.batch = means, batch
         self.is_over = False
-        self.at_once = 1
-        """Jobs that may be under way: set before each step."""
+        self._at_once = means.at_once if batch.asked.jobs is None else min(means.at_once, batch.asked.jobs)
         self._validation: Validation | None = None
         self._lines: Iterator[RawLine] | None = None
         self._taken = 0  # the number of the last line that was read
@@ -77,11 +82,6 @@ class BatchRun:
         self._choices = Choices()
         self._unwritten: list[Written] = []
         self._cancelled: set[str] = set()
-
-    @property
-    def under_way(self) -> int:
-        """Jobs that have not ended, as far as is known."""
-        return 0 if self._pending is None else self._pending.submitted
 
     def step(self) -> bool:
         """Do what can be done now; whether that was anything. Raises LeaseLostError and what redis-py raises.
@@ -158,7 +158,7 @@ class BatchRun:
         pending = self._pending = self._pending or self._make_pending(ending)
         if pending is None:  # no worker has announced its model yet
             return False
-        pending.at_once = self.at_once if ending is None else _LINES_AT_ONCE
+        pending.at_once = self._at_once if ending is None else _LINES_AT_ONCE
         took = self._take_lines(pending, ending)
         if ending is None:
             pending.submit()
@@ -185,7 +185,8 @@ class BatchRun:
             ttl=left + _SLACK_SECONDS,
             max_queued=means.max_queued,
         )
-        return PendingJobs(means.connection, submission, "", self.at_once, retries=False)
+        share = share_of(batch.asked, means.limits)
+        return PendingJobs(means.connection, submission, "", self._at_once, retries=False, admission=share)
 
     def _take_lines(self, pending: PendingJobs, ending: Ending | None) -> int:
         """Read on as long as more jobs may be submitted; how many lines were taken."""

@@ -44,6 +44,19 @@ return 'moved'
 """
 """Sets fields of a batch that has this status. KEYS: the lease, the batch."""
 
+_CREATE: Final = """
+if redis.call('EXISTS', KEYS[1]) == 1 then return redis.call('HGET', KEYS[1], 'digest') end
+redis.call('HSET', KEYS[1], unpack(ARGV, 4))
+redis.call('EXPIRE', KEYS[1], ARGV[3])
+for i = 2, 3 do
+  redis.call('ZADD', KEYS[i], ARGV[2], ARGV[1])
+  redis.call('EXPIRE', KEYS[i], ARGV[3])
+end
+return false
+"""
+"""Creates a batch, once: else gives the digest of what created it. KEYS: the batch, those of its owner, the open ones.
+ARGV: the batch's id, the time, seconds to live, its fields."""
+
 _CANCEL: Final = """
 local status = redis.call('HGET', KEYS[1], 'status')
 if status == 'validating' or status == 'in_progress' then
@@ -92,30 +105,32 @@ class BatchStore:
         """Unix time in seconds, by the clock of Redis."""
         return server_time(self._connection)
 
-    def create(self, batch_id: str, asked: NewBatch, window: int) -> Batch:
+    def create(self, batch_id: str, asked: NewBatch, window: int, digest: str = "") -> Batch | None:
+        """A new batch; the one that is there where it was created with the same digest, and None for another."""
         now = self.now()
-        fields: dict[Any, Any] = {
+        fields: dict[str, Any] = {
             "owner": asked.owner,
             "endpoint": asked.endpoint,
             "input_file_id": asked.input_file_id,
             "metadata": json.dumps(asked.metadata),
             "output_seconds": asked.output_seconds,
             "jobs": json.dumps(asked.jobs),
+            "tokens_per_minute": json.dumps(asked.tokens_per_minute),
             "models": json.dumps(None if asked.models is None else sorted(asked.models)),
             "status": "validating",
             "window": window,
             "created_at": int(now),
             "expires_at": int(now) + window,
+            "digest": digest,
         }
-        with self._connection.pipeline(transaction=True) as pipeline:
-            pipeline.hset(keys.batch(batch_id), mapping=fields)
-            pipeline.expire(keys.batch(batch_id), window + LONGEST_SECONDS)
-            pipeline.zadd(keys.batches_of(asked.owner), {batch_id: now}, nx=True)
-            pipeline.expire(keys.batches_of(asked.owner), window + LONGEST_SECONDS)
-            pipeline.zadd(keys.OPEN_BATCHES, {batch_id: now}, nx=True)
-            pipeline.expire(keys.OPEN_BATCHES, window + LONGEST_SECONDS)
-            pipeline.execute()
-        return Batch(batch_id, asked, "validating", int(now), int(now) + window, {}, 0, 0, 0, None, window=window)
+        words = [str(word) for pair in fields.items() for word in pair]
+        named = (keys.batch(batch_id), keys.batches_of(asked.owner), keys.OPEN_BATCHES)
+        found: Any = self._connection.eval(
+            _CREATE, 3, *named, batch_id, str(now), str(window + LONGEST_SECONDS), *words
+        )
+        if found is not None and found.decode() != digest:
+            return None
+        return self.read([batch_id])[0]
 
     def find(self, batch_id: str, owner: str) -> Batch | None:
         """The batch of this id; None where it is unknown, has expired, or is another's."""

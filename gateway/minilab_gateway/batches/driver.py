@@ -9,7 +9,6 @@ import logging
 import secrets
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -19,6 +18,7 @@ from minilab_gateway.batches.batch import Batch
 from minilab_gateway.batches.batch_run import BatchRun, Means
 from minilab_gateway.batches.batch_store import LEASE_SECONDS, BatchStore, LeaseLostError
 from minilab_gateway.batches.file_store import FileStore
+from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel
@@ -55,10 +55,10 @@ class Driver:
         model: Callable[[object], AskedModel],
         settings: GatewaySettings,
         metrics: Metrics,
+        limits: Limits,
     ) -> None:
         """``connection`` is not closed here. ``model`` gives a model by its name, or raises UnknownModelError."""
         self._batches, self._metrics = BatchStore(connection), metrics
-        self._most_jobs = settings.batch_jobs
         name = secrets.token_hex(8)
         self._means = Means(
             connection,
@@ -66,8 +66,10 @@ class Driver:
             FileStore(connection),
             model,
             name,
+            settings.batch_jobs,
             settings.timeout,
             settings.max_queued,
+            limits,
         )
         self._runs: dict[str, BatchRun] = {}
         self._held_at: dict[str, float] = {}
@@ -151,7 +153,6 @@ class Driver:
     def _step(self, batch_id: str, run: BatchRun) -> bool:
         try:
             self._renew(batch_id)
-            run.at_once = self._room_for(run)
             progressed = run.step()
         except LeaseLostError as error:
             _log.warning("%s", error)
@@ -183,14 +184,3 @@ class Driver:
 
     def _drop(self, batch_id: str) -> None:
         del self._runs[batch_id], self._held_at[batch_id]
-
-    def _room_for(self, run: BatchRun) -> int:
-        """Jobs that a batch may have under way: what the others of its key leave of what the key may have."""
-        asked = run.batch.asked
-        if asked.jobs is None:
-            return self._most_jobs
-        under_way = Counter[str]()
-        for other in self._runs.values():
-            if other is not run:
-                under_way[other.batch.asked.owner] += other.under_way
-        return max(0, min(self._most_jobs, asked.jobs - under_way[asked.owner]))

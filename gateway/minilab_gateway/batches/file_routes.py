@@ -13,7 +13,7 @@ from minilab_gateway.batches.batch import ENDED
 from minilab_gateway.batches.batch_store import BatchStore
 from minilab_gateway.batches.file_store import FileStore, StoredFile
 from minilab_gateway.batches.pages import Page, list_object
-from minilab_gateway.batches.upload import receive_file
+from minilab_gateway.batches.upload import Bounds, receive_file
 from minilab_gateway.doors import key_of
 from minilab_gateway.errors import ApiError
 from minilab_gateway.json_bytes import encoded
@@ -22,7 +22,7 @@ from minilab_gateway.service import Service
 _MOST_LISTED = 10_000
 
 
-def file_router(service: Service, files: FileStore, batches: BatchStore, max_file: int) -> APIRouter:
+def file_router(service: Service, files: FileStore, batches: BatchStore, bounds: Bounds) -> APIRouter:
     """``/v1/files``."""
     router = APIRouter()
 
@@ -40,9 +40,9 @@ def file_router(service: Service, files: FileStore, batches: BatchStore, max_fil
         response_class=Response,
     )
     async def upload(request: Request) -> Response:
-        owner, content_type = key_of(request.scope).name, request.headers.get("content-type", "")
+        owner = key_of(request.scope).name
         try:
-            file = await receive_file(service, files, owner, content_type, request.stream(), max_file)
+            file = await receive_file(service, files, owner, request.headers, request.stream(), bounds)
         except ClientDisconnect:
             raise ApiError(400, "the client went away before its file had come") from None
         return _json(file.to_json())

@@ -40,6 +40,40 @@ return length
 lost."""
 
 
+_RESERVE: Final = """
+local now, there, count = tonumber(redis.call('TIME')[1]), 0, 0
+for _, id in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+  local size = redis.call('HGET', ARGV[5] .. id, 'bytes')
+  if size then there, count = there + tonumber(size), count + 1 end
+end
+local uploads, coming = redis.call('HGETALL', KEYS[2]), 0
+for i = 1, #uploads, 2 do
+  local size, until_ = string.match(uploads[i + 1], '^(%d+) (%d+)$')
+  if tonumber(until_) < now then redis.call('HDEL', KEYS[2], uploads[i])
+  elseif uploads[i] ~= ARGV[1] then coming = coming + tonumber(size) end
+end
+if there + coming + tonumber(ARGV[2]) <= tonumber(ARGV[3]) then
+  redis.call('HSET', KEYS[2], ARGV[1], ARGV[2] .. ' ' .. string.format('%d', now + ARGV[4]))
+  redis.call('EXPIRE', KEYS[2], ARGV[4])
+  count = -1
+end
+return {count, string.format('%.0f', there), string.format('%.0f', coming)}
+"""
+"""Counts an upload if all files of its owner together stay within a bound. KEYS: the files of the owner, their uploads.
+ARGV: the file's id, its bytes, the bound, seconds for which it counts, what the keys of files begin with."""
+
+
+@dataclass(frozen=True, slots=True)
+class NoRoom:
+    """Why an upload is not begun."""
+
+    files: int
+    there: int
+    """Bytes of them."""
+    coming: int
+    """Bytes of the uploads under way, at most."""
+
+
 @dataclass(frozen=True, slots=True)
 class StoredFile:
     """What is known of a file beside its content."""
@@ -78,6 +112,14 @@ class FileStore:
 
     def __init__(self, connection: redis.Redis) -> None:
         self._connection = connection
+        self._reserve: Any = connection.register_script(_RESERVE)
+
+    def reserve(self, file_id: str, owner: str, size: int, most: int, seconds: int) -> NoRoom | None:
+        """Count an upload of so many bytes, for so many seconds, or say why all files of the owner are too large."""
+        named = (keys.files_of(owner), keys.uploads_of(owner))
+        arguments = (file_id, str(size), str(most), str(seconds), keys.stored_file(""))
+        count, there, coming = self._reserve(named, arguments)
+        return None if count < 0 else NoRoom(count, int(there), int(coming))
 
     def append(self, file_id: str, number: int, part: bytes) -> bool:
         """Add a part to an upload; False where those before it are lost."""
@@ -101,6 +143,7 @@ class FileStore:
             pipeline.expire(keys.file_parts(file_id), seconds)
             pipeline.zadd(keys.files_of(owner), {file_id: now}, nx=True)
             pipeline.expire(keys.files_of(owner), LONGEST_SECONDS)
+            pipeline.hdel(keys.uploads_of(owner), file_id)
             pipeline.execute()
         return StoredFile(file_id, owner, filename, purpose, size, int(now), int(now) + seconds)
 
@@ -147,9 +190,12 @@ class FileStore:
             pipeline.zrem(keys.files_of(file.owner), file.file_id)
             pipeline.execute()
 
-    def drop_upload(self, file_id: str) -> None:
+    def drop_upload(self, file_id: str, owner: str) -> None:
         """Delete the parts of an upload that became no file."""
-        self._connection.expire(keys.file_parts(file_id), 0)
+        with self._connection.pipeline(transaction=True) as pipeline:
+            pipeline.expire(keys.file_parts(file_id), 0)
+            pipeline.hdel(keys.uploads_of(owner), file_id)
+            pipeline.execute()
 
     def parts(self, file_id: str, first: int) -> list[bytes]:
         """Some parts from this one on; none behind the last."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any, Final
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.datastructures import Headers
 
 from minilab_gateway.batches.file_store import (
     FILE_SECONDS,
@@ -34,6 +36,9 @@ _LONGEST_NAME: Final = 255
 """Characters of a file's name: what file systems take."""
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
+
+_COUNTS_SECONDS: Final = 1200
+"""For which an upload counts whose gateway was killed: longer than any upload takes."""
 
 _PARAM: Final = "file"
 
@@ -152,13 +157,23 @@ class _Form:
         self.is_whole = True
 
 
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Of files, in bytes."""
+
+    one: int
+    of_a_key: int
+    """All that a key has; of all that there are where no keys are asked for."""
+
+
 async def receive_file(
-    service: Service, files: FileStore, owner: str, content_type: str, body: AsyncIterator[bytes], max_file: int
+    service: Service, files: FileStore, owner: str, headers: Headers, body: AsyncIterator[bytes], bounds: Bounds
 ) -> StoredFile:
     """Keep the file in a body. Raises ApiError; nothing is left of a file that did not come whole."""
-    form = _Form(content_type, max_file)
+    form = _Form(headers.get("content-type", ""), min(bounds.one, bounds.of_a_key))
     file_id, number, is_kept = new_file_id(), 0, False
     try:
+        await service.run(_reserve, files, file_id, owner, headers, bounds)
         async for data in body:
             form.write(data)
             while len(form.content) >= PART_BYTES:
@@ -176,7 +191,25 @@ async def receive_file(
         return kept
     finally:
         if not is_kept:
-            service.soon(files.drop_upload, file_id)
+            service.soon(files.drop_upload, file_id, owner)
+
+
+def _reserve(files: FileStore, file_id: str, owner: str, headers: Headers, bounds: Bounds) -> None:
+    """Count what is to come before it does. Raises ApiError."""
+    declared = headers.get("content-length", "")
+    is_declared = re.fullmatch("[0-9]{1,18}", declared)
+    size = min(bounds.one, int(declared)) if is_declared else min(bounds.one, bounds.of_a_key)
+    full = files.reserve(file_id, owner, size, bounds.of_a_key, _COUNTS_SECONDS)
+    if full is None:
+        return
+    whose = f"the files of the key {owner}" if owner else "all files"
+    there = f"{full.there} in {full.files} files" + (f", {full.coming} in uploads" if full.coming else "")
+    raise ApiError(
+        413,
+        f"{whose} must have at most {bounds.of_a_key} bytes together, got {size} more than the {there}; "
+        "delete some: GET /v1/files lists them, DELETE /v1/files/ID deletes one",
+        code="files_too_large",
+    )
 
 
 async def _append(service: Service, files: FileStore, file_id: str, number: int, part: bytes) -> None:

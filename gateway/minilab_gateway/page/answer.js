@@ -2,19 +2,29 @@
 // and never markup.
 
 import { element } from "./dom.js";
+import { tell } from "./tokens.js";
 
 // All choices of one request; one alone has no heading.
 export class Answers {
   constructor(place) {
     this.place = place;
     this.choices = new Map();
+    this.isStopping = false;
+  }
+
+  stopping() {
+    this.isStopping = true;
+    this.say("stopping …");
   }
 
   take(chunk) {
     for (const choice of chunk.choices ?? []) {
       const { text, logprobs, reason } = taken(choice);
       const answer = this.#of(choice.index ?? 0);
-      if (text || logprobs.length) answer.add(text, logprobs);
+      if (text || logprobs.length) {
+        answer.add(text, logprobs);
+        if (!this.isStopping) answer.say("");
+      }
       if (reason) answer.finish(choice.stop_reason === "cancelled" ? "stopped" : choice.stop_reason === "timeout" ? "timeout" : reason);
     }
   }
@@ -23,8 +33,9 @@ export class Answers {
     return this.#of(0).text.textContent;
   }
 
-  stopped() {
-    for (const answer of this.#all()) answer.finish("stopped");
+  // Of all that have not ended.
+  say(reason) {
+    for (const answer of this.#all()) if (!answer.hasEnded) answer.say(reason);
   }
 
   fail(message) {
@@ -55,16 +66,22 @@ export class Answer {
   constructor(place) {
     this.text = element("span", { className: "text" });
     this.end = element("span", { className: "end" });
+    this.hasEnded = false;
     place.append(this.text, " ", this.end);
   }
 
   add(text, logprobs) {
     const span = element("span", { textContent: text });
-    if (logprobs.length) Object.assign(span, { className: "token", title: logprobs.map(described).join("\n") });
+    for (const each of logprobs) tell(span, each);
     this.text.append(span);
   }
 
   finish(reason) {
+    this.say(reason);
+    this.hasEnded = true;
+  }
+
+  say(reason) {
     this.end.textContent = reason ? `[${reason}]` : "";
   }
 
@@ -72,12 +89,6 @@ export class Answer {
     this.end.className = "end failed";
     this.end.textContent = message;
   }
-}
-
-function described({ token, logprob, others }) {
-  const share = (value) => `${(100 * Math.exp(value)).toFixed(1)} %`;
-  const rest = others.filter((other) => other.token !== token).map((other) => `  ${JSON.stringify(other.token)} ${share(other.logprob)}`);
-  return [`${JSON.stringify(token)} ${share(logprob)}`, ...rest].join("\n");
 }
 
 // Text and logprobs of a choice, whichever of the two interfaces it is of.

@@ -12,11 +12,13 @@ export function whenKeyIsRefused(call) {
   onRefused = call;
 }
 
+const sentence = (text) => text.replace(/[^.!?]$/, "$&.");
+
 export class ApiError extends Error {
-  constructor(status, message, param = null) {
-    super(message);
+  constructor(status, said, remedy = "") {
+    super(remedy ? `${sentence(said)} ${remedy}` : said);
     this.status = status;
-    this.param = param;
+    this.said = sentence(said);
   }
 }
 
@@ -36,8 +38,7 @@ async function checked(response) {
   const body = await response.json().catch(() => ({}));
   if (response.status === 401) onRefused();
   const said = body.error?.message ?? `The gateway answered ${response.status}.`;
-  const remedy = REMEDIES[response.status];
-  throw new ApiError(response.status, remedy ? `${said} ${remedy}` : said, body.error?.param ?? null);
+  throw new ApiError(response.status, said, REMEDIES[response.status]);
 }
 
 async function send(path, options = {}) {
@@ -62,20 +63,35 @@ export const cancel = (path, id) => post(`${path}/${encodeURIComponent(id)}/canc
 const LONGEST_PAUSE = 5000;
 
 // Follow one answer to its end, over any number of connections. `request` holds path, body and key, or path and id of an
-// answer that is there; `onEvent(chunk)` gets each event once. Ends when `signal` aborts.
-export async function follow(request, onEvent, onWaiting, signal) {
+// answer that is there; `onId(id)` gets its id once it is taken, `onEvent(chunk)` each event once, `onWaiting` why one
+// waits and "" when that is over. Ends when `signal` aborts.
+export async function follow(request, { onId = () => {}, onEvent, onWaiting, signal }) {
+  let waits = false;
+  const waiting = (text) => {
+    if (text || waits) onWaiting(text);
+    waits = text !== "";
+  };
+  try {
+    await followed(request, { onId, onEvent, waiting, signal });
+  } finally {
+    waiting("");
+  }
+}
+
+async function followed(request, { onId, onEvent, waiting, signal }) {
   let seen = ""; // the last event that is here, and the id of the answer
   let id = request.id ?? "";
   for (let pause = 250; ; pause = Math.min(2 * pause, LONGEST_PAUSE)) {
     let because = "The connection was lost.";
     try {
       const response = await checked(await (seen || request.id ? rest(request, id, seen, signal) : asked(request, signal)));
-      onWaiting("");
+      waiting("");
+      id = response.headers.get("X-Completion-Id") ?? id;
+      onId(id);
       for await (const event of events(response.body)) {
         if (event.data === "[DONE]") return;
         const chunk = JSON.parse(event.data);
         if (chunk.error) throw failed(chunk.error);
-        id = chunk.id;
         if (event.id) seen = event.id;
         pause = 250;
         onEvent(chunk);
@@ -83,10 +99,10 @@ export async function follow(request, onEvent, onWaiting, signal) {
     } catch (error) {
       if (signal.aborted) return;
       if (error instanceof ApiError && ![429, 502, 503, 504].includes(error.status)) throw error;
-      if (error instanceof ApiError) because = error.message;
+      if (error instanceof ApiError) because = error.said;
     }
     if (signal.aborted) return;
-    onWaiting(`${because} The answer is asked for again …`);
+    waiting(`${because} The answer is asked for again …`);
     await new Promise((done) => setTimeout(done, pause));
   }
 }
@@ -94,7 +110,7 @@ export async function follow(request, onEvent, onWaiting, signal) {
 // The error that ends a stream: a gateway that is shutting down is asked again.
 function failed(error) {
   const status = error.code === "shutting_down" ? 503 : error.type === "invalid_request_error" ? 400 : 500;
-  return new ApiError(status, error.message, error.param ?? null);
+  return new ApiError(status, error.message);
 }
 
 // Sent again, it attaches to the job that it started.

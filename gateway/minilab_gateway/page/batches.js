@@ -65,7 +65,7 @@ function update(row, batch) {
   bar.hidden = ENDED.includes(batch.status);
   if (total) Object.assign(bar, { max: total, value: completed + failed });
   else bar.removeAttribute("value");
-  find(".tokens", row).textContent = `${count(completed)} of ${count(total)} answered${failed ? `, ${count(failed)} failed` : ""}`;
+  find(".tokens", row).textContent = !total && ENDED.includes(batch.status) ? "" : `${count(completed)} of ${count(total)} answered${failed ? `, ${count(failed)} failed` : ""}`;
   const errors = (batch.errors?.data ?? []).map(({ line, message }) => (line ? `Line ${line}: ${message}` : message));
   find(".errors", row).textContent = errors.join("\n");
   find(".errors", row).hidden = !errors.length;

@@ -4,6 +4,7 @@ import { Answers } from "./answer.js";
 import { cancel, follow, read } from "./api.js";
 import { ago, count, element, find, notice, renew } from "./dom.js";
 import { kept } from "./session.js";
+import { Reading } from "./tokens.js";
 import { shownView, whileShown } from "./views.js";
 
 const PAUSE = 1000;
@@ -14,8 +15,10 @@ const isUnderWay = (job) => job.state === "queued" || job.state === "started";
 
 let opening = null;
 let look;
+let reading;
 
 export function beginJobs() {
+  reading = new Reading(find("#opened .answer"));
   find("#opened .close").addEventListener("click", close);
   document.addEventListener("keydown", (event) => {
     if (event.key === "Escape" && shownView() === "jobs" && !find("#opened").hidden) close();
@@ -64,9 +67,14 @@ async function openAnswer(job) {
   find("#opened .answer").replaceChildren(place);
   find("#opened-title").focus();
   const answers = new Answers(place);
+  reading.begin();
+  const onEvent = (chunk) => {
+    answers.take(chunk);
+    reading.follow();
+  };
   try {
     if (job.route === "response") answers.take(await wholeResponse(job.id));
-    else await follow({ path: PATHS[job.route], id: job.id }, (chunk) => answers.take(chunk), notice, aborting.signal);
+    else await follow({ path: PATHS[job.route], id: job.id }, { onEvent, onWaiting: notice, signal: aborting.signal });
   } catch (error) {
     answers.fail(error.message);
   }

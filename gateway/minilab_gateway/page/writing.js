@@ -1,54 +1,12 @@
 // The two interfaces: a chat, and a text that goes on.
 
-import { Answers } from "./answer.js";
-import { cancel, follow } from "./api.js";
 import { asCurl, asPython } from "./copying.js";
 import { element, find, notice } from "./dom.js";
-import { keep, kept, noteAsked } from "./session.js";
+import { keep, kept } from "./session.js";
 import { given } from "./settings.js";
+import { Side } from "./side.js";
 
-// One of the two: its form, and the answer that is under way.
-class Side {
-  constructor(section) {
-    this.section = section;
-    this.stop = find(".stop", section);
-    this.stop.addEventListener("click", () => this.halt());
-    this.running = null;
-  }
-
-  async run(turn, place) {
-    const answers = new Answers(place);
-    const aborting = new AbortController();
-    this.running = { turn, aborting };
-    this.stop.disabled = false;
-    try {
-      await follow(turn.request, (chunk) => {
-        turn.id = chunk.id;
-        noteAsked(turn.id, turn.request.body);
-        const scrolls = place.parentElement;
-        const isAtEnd = scrolls.scrollHeight - scrolls.scrollTop - scrolls.clientHeight < 40;
-        answers.take(chunk);
-        if (isAtEnd) scrolls.scrollTop = scrolls.scrollHeight; // who reads further up is left there
-      }, notice, aborting.signal);
-      if (turn.stopped || aborting.signal.aborted) answers.stopped();
-    } catch (error) {
-      answers.fail(error.message);
-    } finally {
-      turn.text = answers.text;
-      turn.done = true;
-      this.running = null;
-      this.stop.disabled = true;
-      keep();
-    }
-  }
-
-  async halt() {
-    const { turn, aborting } = this.running ?? {};
-    if (turn) turn.stopped = true;
-    if (turn?.id) await cancel(turn.request.path, turn.id).catch((error) => notice(error.message, true));
-    else aborting?.abort();
-  }
-}
+const BUSY = "The answer is still coming; Stop ends it.";
 
 function requested(path, own) {
   const settings = given(find("#settings"), path.endsWith("chat/completions"));
@@ -82,8 +40,11 @@ function said(text) {
   place.textContent = text;
 }
 
-const conversation = () => kept.turns.map((turn) =>
-  turn.said !== undefined ? { role: "user", content: turn.said } : { role: "assistant", content: turn.text });
+// What was refused, and so has no answer, is no part of the conversation.
+function conversation() {
+  const turns = kept.turns.filter((turn, at) => !(turn.failed && !turn.text) && !(kept.turns[at + 1]?.failed && !kept.turns[at + 1].text));
+  return turns.map((turn) => (turn.said !== undefined ? { role: "user", content: turn.said } : { role: "assistant", content: turn.text }));
+}
 
 const chatRequest = (text) =>
   requested("v1/chat/completions", { messages: [...conversation(), { role: "user", content: text }] });
@@ -91,24 +52,37 @@ const chatRequest = (text) =>
 async function say(event) {
   event.preventDefault();
   const text = find("#message").value.trim();
-  if (!text || chat.running) return;
+  if (!text) return;
+  if (chat.isRunning) return notice(BUSY);
   const request = chatRequest(text);
   if (request === null) return;
-  find("#message").value = "";
+  fill("message", "");
   said(text);
   const turn = { request, text: "", done: false };
   kept.turns.push({ said: text }, turn);
   keep();
+  chat.reading.begin();
   await chat.run(turn, shown("Model"));
+  if (kept.turns.includes(turn) && turn.failed && !turn.text && !find("#message").value) fill("message", text); // to be sent otherwise
 }
 
-async function clear() {
-  await chat.halt();
+function clear() {
+  chat.leave();
   kept.turns = [];
   keep();
   find("#messages").replaceChildren();
+  chat.reading.begin();
   find("#chat-empty").hidden = false;
   find("#message").focus();
+}
+
+function restored(turn) {
+  if (turn.said !== undefined) said(turn.said);
+  else if (!turn.done) chat.run(turn, shown("Model"));
+  else {
+    shown("Model").append(element("span", { className: "text", textContent: turn.text }), " ",
+      element("span", { className: turn.failed ? "end failed" : "end", textContent: turn.failed ?? "" }));
+  }
 }
 
 // The completion -------------------------------------------------------------------------------------------------------
@@ -121,12 +95,13 @@ async function goOn(turn) {
   const place = element("div", {}, element("span", { className: "text prompt", textContent: turn.request.body.prompt }));
   find("#completion-empty").hidden = true;
   find("#answer").replaceChildren(place);
+  completion.reading.begin();
   await completion.run(turn, place);
 }
 
 async function submit(event) {
   event.preventDefault();
-  if (completion.running) return;
+  if (completion.isRunning) return notice(BUSY);
   const request = completionRequest();
   if (request === null) return;
   kept.completion = { request, text: "", done: false };
@@ -136,8 +111,16 @@ async function submit(event) {
 
 // Both -----------------------------------------------------------------------------------------------------------------
 
-function sendOn(form, field, isWanted) {
-  find(field).addEventListener("keydown", (event) => {
+function fill(id, text) {
+  find(`#${id}`).value = kept.typed[id] = text;
+}
+
+function field(id, form, isWanted) {
+  const input = find(`#${id}`);
+  input.value = kept.typed[id] ?? "";
+  input.addEventListener("input", () => { kept.typed[id] = input.value; });
+  input.addEventListener("change", keep);
+  input.addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.isComposing && isWanted(event)) {
       event.preventDefault();
       find(form).requestSubmit();
@@ -157,22 +140,25 @@ async function copy(button) {
   }
 }
 
+// Where a model cannot chat, one is told so before one tries, and the completion has the room.
+export function chooseModel(model) {
+  const cannot = model?.chat === false;
+  find("#chat").classList.toggle("cannot", cannot && !kept.turns.length);
+  find("#chat-cannot").hidden = !cannot;
+  find("#chat-cannot").textContent = cannot ? `The model ${model.id} has no chat template: it goes on with texts, and does not chat.` : "";
+  find("#chat-empty").hidden = cannot || kept.turns.length > 0;
+}
+
 export function beginWriting() {
-  chat = new Side(find("#chat"));
-  completion = new Side(find("#completion"));
+  chat = new Side(find("#chat"), find("#messages"));
+  completion = new Side(find("#completion"), find("#answer"));
   find("#say").addEventListener("submit", say);
   find("#go-on").addEventListener("submit", submit);
   find("#chat .clear").addEventListener("click", clear);
-  sendOn("#say", "#message", (event) => !event.shiftKey);
-  sendOn("#go-on", "#prompt", (event) => event.ctrlKey || event.metaKey);
+  field("message", "#say", (event) => !event.shiftKey);
+  field("prompt", "#go-on", (event) => event.ctrlKey || event.metaKey);
+  window.addEventListener("pagehide", keep);
   for (const button of document.querySelectorAll(".copy")) button.addEventListener("click", () => copy(button));
-  for (const turn of kept.turns) { // what was under way when the page was left
-    if (turn.said !== undefined) said(turn.said);
-    else if (turn.done) shown("Model").append(element("span", { className: "text", textContent: turn.text }));
-    else chat.run(turn, shown("Model"));
-  }
-  if (kept.completion) {
-    find("#prompt").value = kept.completion.request.body.prompt;
-    goOn(kept.completion);
-  }
+  for (const turn of kept.turns) restored(turn); // what was under way when the page was left
+  if (kept.completion) goOn(kept.completion);
 }
