@@ -30,8 +30,8 @@ from minilab_gateway.metrics import Metrics
 from minilab_gateway.other_routes import health_router, model_router, token_router
 from minilab_gateway.overview import Overview, overview_router
 from minilab_gateway.page import page_router
-from minilab_gateway.response_jobs import ResponseJobs
-from minilab_gateway.response_routes import ResponseRoutes
+from minilab_gateway.responses.jobs import ResponseJobs
+from minilab_gateway.responses.routes import ResponseRoutes
 from minilab_gateway.service import Service
 from minilab_gateway.settings import GatewaySettings
 from minilab_gateway.stream_hub import StreamHub

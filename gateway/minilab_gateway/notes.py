@@ -32,7 +32,7 @@ class Note:
     calls: dict[str, Any] | None = None
     """How calls of tools in the answers are read, as :class:`CallReading` has it; None where they stay text."""
     response: list[Any] | None = None
-    """What a response says besides; see :mod:`minilab_gateway.response_notes`."""
+    """What a response says besides; see :mod:`minilab_gateway.responses.notes`."""
     prompts: int = 1
     """How many there are: the first share of the jobs answers the first one, and so on."""
     new_tokens: int = 0

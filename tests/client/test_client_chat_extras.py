@@ -162,8 +162,11 @@ def test_a_chat_completion_is_answered_in_its_own_form() -> None:
             "max_tokens must be what max_completion_tokens is, got 1 and 2",
         ),
         ({"n": 65}, "n must be a whole number from 1 to 64, got 65"),
-        ({"best_of": 2}, "body may have the fields messages, tools, chat_template_kwargs, n, "),
-        ({"tool_choice": "required"}, 'tool_choice is not offered here and must be "auto" or null'),
+        (
+            {"best_of": 2},
+            "body may have the fields messages, tools, chat_template_kwargs, tool_choice, parallel_tool_calls, n, ",
+        ),
+        ({"tool_choice": "required"}, "tool_choice must be auto or none without tools, got 'required'"),
         ({"response_format": {"type": "json"}}, "response_format must have a type of text, json_object, json_schema"),
         ({"prompt": "Hello"}, "body may have the fields messages, tools, chat_template_kwargs"),
         ({"tools": "x"}, "tools must be a list of objects, got 'x'"),

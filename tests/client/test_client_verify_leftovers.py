@@ -61,7 +61,7 @@ def test_an_interrupt_leaves_redis_as_it_was(server: redis.Redis, server_url: st
     enqueue(server, REQUEST, Submission(job_id="low", priority="low"))
     before = books(server)
 
-    with Program(server_url, "verify", "--last", "3") as verification:
+    with Program(server_url, "verify", "j0", "j1", "j2") as verification:
         wait_until(lambda: server.llen("rq:queue:minilab.base.low") == 4)
         verification.interrupt()
         code, _ = verification.ended()

@@ -10,17 +10,32 @@ import openai
 import pytest
 import redis
 from minilab_gateway.api_keys import ApiKey
+from minilab_gateway.batches.batch import NewBatch
+from minilab_gateway.batches.share import share_of
 from minilab_gateway.limits import Limits
 from minilab_worker.worker import Worker
 from support.engines import slow_engine, very_slow_engine
 from support.own_service import LIMIT
 from support.waiting import wait_until
 
-from gateway.batch_files import begin, counts, ended, jobs_in, jsonl, long_lines, outcomes, wait_for_answers
+from gateway.batch_files import (
+    COMPLETIONS,
+    begin,
+    counts,
+    ended,
+    jobs_in,
+    jsonl,
+    long_lines,
+    outcomes,
+    wait_for_answers,
+)
 from gateway.conftest import StartGateway
 from gateway.gateway_process import Gateway
 from gateway.test_access import KEYS, write_keys
+from minilab_gen.batch.line import Line
+from minilab_gen.batch.pending_jobs import PendingJobs
 from minilab_gen.protocol import keys
+from minilab_gen.protocol.endings import cancel
 from minilab_gen.protocol.streams import end_of
 from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
@@ -176,3 +191,22 @@ def test_what_was_counted_long_ago_and_never_came_is_counted_anew(server: redis.
     assert limits.reserve(key, ["a"], 1, 1) == ("", -1.0, 0, True)  # nothing limits its tokens
     enqueue(server, GenerationRequest((5,), max_new_tokens=1), Submission(job_id="a"))
     assert limits.reserve(key, ["b"], 1, 1)[0] == "jobs"
+
+
+def test_a_job_of_a_batch_that_the_queue_refuses_counts_no_more(server: redis.Redis) -> None:
+    limits, asked = Limits(server), NewBatch("bob", COMPLETIONS, "file-x", None, 3600, 2, 600, None)
+    waiting = enqueue(server, GenerationRequest((5,), max_new_tokens=1), Submission())
+    lines = [Line(1, "a", "openai", GenerationRequest((5, 6), max_new_tokens=3), None, "d", n=1)]
+    pending = PendingJobs(server, Submission(max_queued=1), "", 4, admission=share_of(asked, limits))
+    for each in lines:
+        pending.add(each)
+
+    pending.submit()
+
+    assert pending.is_held_back
+    assert server.hkeys(keys.limits("bob")) == [b"tokens", b"tokens_at"]
+    assert float(server.hget(keys.limits("bob"), "tokens") or 0) == 600
+    cancel(server, waiting)
+    pending.submit()
+    assert (pending.submitted, pending.is_held_back) == (1, False)
+    assert float(server.hget(keys.limits("bob"), "tokens") or 0) == 598

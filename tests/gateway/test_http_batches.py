@@ -76,6 +76,7 @@ BAD: dict[str, tuple[bytes, list[tuple[str, int | None]]]] = {
     "no model": (jsonl([line("a", model=None)]), [("missing_model", 1)]),
     "no such model": (jsonl([line("a", model="nobody")]), [("model_not_found", 1)]),
     "no name of a model": (jsonl([line("a", model="../x")]), [("model_not_found", 1)]),
+    "letters that no name has": (jsonl([line("a", model="a b")]), [("model_not_found", 1)]),
     "a model of another type": (jsonl([line("a", model=[])]), [("invalid_model", 1)]),
     "two models": (jsonl([line("a"), line("b", model="other")]), [("mismatched_model", 2)]),
     "empty": (b"", [("empty_file", None)]),

@@ -9,7 +9,7 @@ import openai
 import pytest
 import redis
 from minilab_gateway.errors import ApiError
-from minilab_gateway.response_notes import note_on
+from minilab_gateway.responses.notes import note_on
 from minilab_worker.serving import ServedModel
 from openai.types.responses import ResponseInputMessageItem
 

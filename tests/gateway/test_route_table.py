@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import cast
 
 import pytest
 import redis
+from minilab_gateway import page
 from minilab_gateway.app import make_routes
 from minilab_gateway.limits import Limits
 from minilab_gateway.metrics import Metrics
@@ -20,8 +22,7 @@ from gateway.test_access import locked, locked_gateway, raw
 
 __all__ = ["locked", "locked_gateway"]
 
-PAGE = {f"/{name}.js" for name in ("answer", "api", "batches", "copying", "dom", "jobs", "main", "session", "settings")}
-PAGE |= {"/", "/style.css", "/views.js", "/workers.js", "/writing.js"}
+PAGE = {"/", *(f"/{file.name}" for file in Path(page.__file__).parent.iterdir() if file.suffix in (".css", ".js"))}
 OPEN = {"/health", "/ready", *PAGE}
 """All that needs no key, in full: a route that is added needs one, or an entry here."""
 

@@ -29,7 +29,7 @@ _LINES_AT_ONCE: Final = 500
 _BYTES_AT_ONCE: Final = 4_000_000
 """Lines in one step: a twentieth of a second or so, so that other batches go on."""
 
-_CODES: Final = {"method": "invalid_method", "url": "mismatched_url", "body": "invalid_body", "model": "invalid_model"}
+_CODES: Final = {"method": "invalid_method", "url": "mismatched_url", "body": "invalid_body"}
 _FIRST_WORD: Final = re.compile(r"[a-z_]+")
 
 KnowsModel = Callable[[str], None]

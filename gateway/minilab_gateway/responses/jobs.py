@@ -8,10 +8,10 @@ import redis
 
 from minilab_gateway.completion import Completion
 from minilab_gateway.errors import ApiError, unknown_response
-from minilab_gateway.response_events import last_number, last_number_of
-from minilab_gateway.response_notes import ResponseNote
-from minilab_gateway.response_objects import Response, response_object, status_of
-from minilab_gateway.response_output import output_of
+from minilab_gateway.responses.events import last_number, last_number_of
+from minilab_gateway.responses.notes import ResponseNote
+from minilab_gateway.responses.objects import Response, response_object, status_of
+from minilab_gateway.responses.output import output_of
 from minilab_gateway.service import Service, Wish
 from minilab_gen.errors import UnknownJobError
 from minilab_gen.openai.response_items import Item

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 from typing import Any
 
-from minilab_gateway.response_objects import (
+from minilab_gateway.responses.objects import (
     Response,
     message,
     message_status,

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 from minilab_gateway.completion import Completion
 from minilab_gateway.errors import ApiError
-from minilab_gateway.response_notes import ResponseNote
+from minilab_gateway.responses.notes import ResponseNote
 from minilab_gen.logprobs import TokenLogprobs
 from minilab_gen.protocol.events import EndEvent
 from minilab_gen.text.openai_logprobs import of_chat

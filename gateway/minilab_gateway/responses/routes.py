@@ -28,10 +28,10 @@ from minilab_gateway.exchange import (
     refused,
 )
 from minilab_gateway.json_bytes import encoded
-from minilab_gateway.response_events import ResponseEvents
-from minilab_gateway.response_jobs import ResponseJobs
-from minilab_gateway.response_notes import note_on
-from minilab_gateway.response_objects import MOST_ITEMS, Response, item_list
+from minilab_gateway.responses.events import ResponseEvents
+from minilab_gateway.responses.jobs import ResponseJobs
+from minilab_gateway.responses.notes import note_on
+from minilab_gateway.responses.objects import MOST_ITEMS, Response, item_list
 from minilab_gateway.service import Prepared, Service, Wish
 from minilab_gateway.settings import GatewaySettings
 from minilab_gen.asked_model import AskedModel

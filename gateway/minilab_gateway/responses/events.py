@@ -13,8 +13,8 @@ from typing import Any, Final
 
 from minilab_gateway.chunks import event
 from minilab_gateway.errors import ApiError
-from minilab_gateway.response_objects import Response, Status, response_object, status_of
-from minilab_gateway.response_output import ResponseOutput
+from minilab_gateway.responses.objects import Response, Status, response_object, status_of
+from minilab_gateway.responses.output import ResponseOutput
 from minilab_gen.protocol.events import EndEvent, Event, TokenEvent
 
 _CLOSING: Final = 4

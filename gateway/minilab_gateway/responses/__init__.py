@@ -1,0 +1,1 @@
+"""``/v1/responses``: each is a job, and nothing is kept beside it."""
