@@ -90,10 +90,12 @@ def served_chats(server: redis.Redis, served: ServedModel, engine: MakeEngine = 
     worker = Worker(WorkerSettings(tuple(keys.queue_names(keys.DEFAULT_MODEL)), 4), served, engine)
     thread = threading.Thread(target=worker.serve)
     thread.start()
-    wait_until(lambda: any(card.chat is not None for card in all_cards(server)))
-    yield
-    worker.stop()
-    thread.join()
+    try:
+        wait_until(lambda: any(card.chat is not None for card in all_cards(server)))
+        yield
+    finally:
+        worker.stop()
+        thread.join()
 
 
 @pytest.fixture

@@ -31,9 +31,17 @@ NARROW: ViewportSize = {"width": 1000, "height": 800}
 WIDE: ViewportSize = {"width": 1280, "height": 800}
 
 
+def ask_for_sixty(page: Page) -> None:
+    """All of them: an answer that is sampled might end before."""
+    page.locator("#settings-panel").evaluate("panel => { panel.open = true; }")
+    page.fill("[name=max_tokens]", "60")
+    page.get_by_text("Where the answer ends").click()
+    page.check("[name=ignore_eos]")
+
+
 def test_a_chat_and_a_completion_are_answered_side_by_side(page: Page, slow_chat_gateway: Gateway) -> None:
     visit(page, slow_chat_gateway)
-    page.fill("[name=max_tokens]", "60")
+    ask_for_sixty(page)
     page.fill("#message", "un")
     page.keyboard.press("Enter")
     page.fill("#prompt", "Phileas")
@@ -59,7 +67,7 @@ def test_a_narrow_screen_shows_one_at_a_time_and_nothing_is_lost_by_switching(
 ) -> None:
     page.set_viewport_size(NARROW)
     visit(page, slow_chat_gateway)
-    page.fill("[name=max_tokens]", "60")
+    ask_for_sixty(page)
     page.fill("#message", "un")
     page.keyboard.press("Enter")
     go_to(page, "completion")
@@ -232,7 +240,7 @@ def test_the_end_of_a_long_answer_stays_in_sight_unless_one_reads_further_up(
     page.set_viewport_size({"width": 1280, "height": 420})
     visit(page, slow_chat_gateway)
     field, place = {"completion": ("#prompt", "#answer"), "chat": ("#message", "#messages")}[view]
-    page.fill("[name=max_tokens]", "60")
+    ask_for_sixty(page)
     page.fill(field, "Phileas\n" * 9)
     page.locator(field).press("Control+Enter")
     expect(page.locator(f"{place} .token").nth(3)).to_be_attached()

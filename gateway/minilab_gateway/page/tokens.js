@@ -19,11 +19,12 @@ export class Reading {
   constructor(place) {
     this.place = place;
     this.isAtEnd = true;
+    this.top = 0; // where the text stood when it was last followed
     this.marked = null;
     this.told = element("p", { className: "probable", role: "status", textContent: HINT });
     place.after(this.told);
     place.addEventListener("scroll", () => {
-      if (place.clientHeight) this.isAtEnd = place.scrollHeight - place.scrollTop - place.clientHeight < 40;
+      if (place.clientHeight) this.isAtEnd = this.#left() < 40;
     });
     for (const kind of ["pointerover", "click"]) {
       place.addEventListener(kind, ({ target }) => { if (probable.has(target)) this.mark(target); });
@@ -31,14 +32,21 @@ export class Reading {
     place.addEventListener("keydown", (event) => this.#step(event));
   }
 
-  // Who reads further up is left there.
+  // Who reads further up is left there, also where the event of scrolling is still to come.
   follow() {
+    if (this.place.clientHeight && this.place.scrollTop < this.top && this.#left() >= 40) this.isAtEnd = false;
     if (this.isAtEnd) this.place.scrollTop = this.place.scrollHeight;
+    this.top = this.place.scrollTop;
+  }
+
+  #left() {
+    return this.place.scrollHeight - this.place.scrollTop - this.place.clientHeight;
   }
 
   begin() {
     this.mark(null);
     this.isAtEnd = true;
+    this.top = 0;
   }
 
   mark(token) {
