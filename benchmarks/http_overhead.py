@@ -45,7 +45,7 @@ from minilab_gen.measurement import (
 from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.request import GenerationRequest
 
-_JOBS_PER_STREAM: Final = 4
+_JOBS_PER_STREAM: Final = 8
 _ALONE_JOBS: Final = 40
 _ALONE_TOKENS: Final = 8
 _START_SECONDS: Final = 60.0

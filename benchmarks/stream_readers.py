@@ -23,8 +23,9 @@ from minilab_gen.protocol.submission import Submission, enqueue
 from minilab_gen.protocol.tail import Cursor, entries_by_stream
 from minilab_gen.request import GenerationRequest
 
-_TOKEN: Final = b'"finish_reason":null'
-"""In each chunk that has a token: how an answer ended is said by a chunk of its own."""
+_IDS: Final = b'"token_ids":['
+_NO_IDS: Final = b'"token_ids":[]'
+"""In the chunks of what is left of the text, and of how an answer ended; every other one has one token."""
 _LAST: Final = b"data: [DONE]"
 _END: Final = b"0\r\n\r\n"
 """What ends a body that is sent in chunks."""
@@ -153,7 +154,7 @@ class _Stream(asyncio.Protocol):
         if whole.startswith(b"HTTP/1.1 ") and not whole.startswith(b"HTTP/1.1 200"):
             end.set_exception(ConnectionError(whole.decode(errors="replace")))
             return
-        for _ in range(whole.count(_TOKEN)):
+        for _ in range(whole.count(_IDS) - whole.count(_NO_IDS)):
             self._clock.take(self._name, now)
         self._is_last |= bool(break_after) and whole.endswith(_LAST)
         if self._is_last and rest.endswith(_END):

@@ -72,14 +72,15 @@ def make_routes(
         root_path=settings.root_path,
         redoc_url=None,
     )
-    files, batches = FileStore(connection), BatchStore(connection)
-    bounds = Bounds(settings.max_file, settings.max_files_bytes)
-    app.include_router(file_router(service, files, batches, bounds))
-    app.include_router(BatchRoutes(service, files, batches, settings, driver.wake).router())
+    # What is asked most comes first: a request is compared with one route after the other.
     answers = Answers(service, hub, metrics, is_closing)
     app.include_router(CompletionRoutes(service, answers, settings).router())
     jobs = ResponseJobs(connection, service)
     app.include_router(ResponseRoutes(service, jobs, answers, settings).router())
+    files, batches = FileStore(connection), BatchStore(connection)
+    bounds = Bounds(settings.max_file, settings.max_files_bytes)
+    app.include_router(file_router(service, files, batches, bounds))
+    app.include_router(BatchRoutes(service, files, batches, settings, driver.wake).router())
     app.include_router(model_router(service))
     app.include_router(token_router(service))
     app.include_router(health_router(service, hub, metrics))

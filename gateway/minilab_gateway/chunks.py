@@ -30,16 +30,22 @@ _OTHER_BREAKS: Final = "\x85\u2028\u2029"
 """Unicode's line breaks, at which Python's own ``splitlines`` and so httpx's ``iter_lines`` end a line."""
 
 
+_OTHER_BREAK: Final = re.compile("|".join(_OTHER_BREAKS).encode())
+
+
 def event(data: dict[str, Any], event_id: str | None = None, name: str | None = None) -> bytes:
-    """One server-sent event. JSON has no line breaks of its own, but for what only some readers take for one."""
-    head = b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
-    if name is not None:
-        head = b"event: " + name.encode() + b"\n" + head
-    content = encoded(data)
-    for letter in _OTHER_BREAKS:
-        if letter.encode() in content:
-            content = content.replace(letter.encode(), f"\\u{ord(letter):04x}".encode())
-    return head + b"data: " + content + b"\n\n"
+    """One server-sent event."""
+    head = b"" if name is None else b"event: " + name.encode() + b"\n"
+    return head + _id_line(event_id) + b"data: " + _one_line(encoded(data)) + b"\n\n"
+
+
+def _id_line(event_id: str | None) -> bytes:
+    return b"" if event_id is None else b"id: " + event_id.encode() + b"\n"
+
+
+def _one_line(content: bytes) -> bytes:
+    """JSON has no line breaks of its own, but for what only some readers take for one."""
+    return _OTHER_BREAK.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), content)
 
 
 def error_event(error: ApiError) -> bytes:
@@ -92,6 +98,10 @@ class Chunks:
         self._begins = seen is None
         numbers = seen or [0] * len(completion.job_ids)
         self._choices = [_Choice(index, number) for index, number in enumerate(numbers)]
+        # What all chunks begin and end with, encoded once: each token has one.
+        self._before = encoded(self._head())[:-1] + b',"choices":['
+        self._after = b'],"usage":null}' if completion.note.usage else b"]}"
+        self._has_ids = completion.note.event_ids
         if (reading := completion.calls) is not None:
             for choice in self._choices:
                 choice.reader = CallReader(reading, completion.prompt_of(choice.index), completion.tokenizer)
@@ -101,8 +111,10 @@ class Chunks:
         if not (self._is_chat and self._begins):
             return b""
         content = "" if self._completion.calls is None else None  # as in the whole answer, if there is none
-        roles = [self._chunk(choice, {"role": "assistant", "content": content}, None, None) for choice in self._choices]
-        return b"".join([*map(event, roles[:-1]), event(roles[-1], self._position())])
+        delta = {"role": "assistant", "content": content}
+        *others, last = self._choices
+        roles = [self._chunk(self._fields(choice, delta, None, None), None) for choice in others]
+        return b"".join([*roles, self._chunk(self._fields(last, delta, None, None), self._position())])
 
     def of_events(self, index: int, events: Iterable[Event]) -> bytes:
         """The chunks of events of one answer. Raises ApiError for an answer that failed."""
@@ -135,15 +147,14 @@ class Chunks:
         content = self._content(choice, pieces)
         if token.number <= choice.seen:
             return b""
-        return event(self._chunk(choice, content, logprobs, [token.token_id]), self._position())
+        return self._chunk(self._fields(choice, content, logprobs, [token.token_id]), self._position())
 
     def _content(self, choice: _Choice, pieces: Sequence[Piece]) -> Any:
         """What stands in a chunk: text, and calls whole."""
-        text = "".join(piece for piece in pieces if isinstance(piece, str))
-        if not self._is_chat:
-            return text
         if choice.reader is None:
-            return {"content": text}
+            (text,) = pieces
+            return {"content": text} if self._is_chat else text
+        text = "".join(piece for piece in pieces if isinstance(piece, str))
         calls = []
         for piece in pieces:
             if not isinstance(piece, str):
@@ -161,13 +172,12 @@ class Chunks:
         if any(left):
             choice.number, content = end.number, self._content(choice, left)
             if end.number > choice.seen:
-                rest = event(self._chunk(choice, content, None, []), self._position())
+                rest = self._chunk(self._fields(choice, content, None, []), self._position())
         choice.number = last_number(end, self._completion)
         if choice.number <= choice.seen:
             return b""
-        last = self._chunk(choice, {} if self._is_chat else "", None, [])
-        last["choices"][0].update(ending_of(end, has_calls=choice.called > 0))
-        return rest + event(last, self._position())
+        fields = self._fields(choice, {} if self._is_chat else "", None, [])
+        return rest + self._chunk(fields | ending_of(end, has_calls=choice.called > 0), self._position())
 
     def _logprobs(self, choice: _Choice, token: TokenEvent) -> dict[str, Any] | None:
         if token.logprobs is None:
@@ -181,7 +191,13 @@ class Chunks:
         choice.offset += len(choice.decoder.push(token.token_id))
         return of_completion(ids, listed, [offset], tokenizer)
 
-    def _chunk(self, choice: _Choice, content: Any, logprobs: Any, ids: list[int] | None) -> dict[str, Any]:
+    def _chunk(self, choice: dict[str, Any], event_id: str | None) -> bytes:
+        """The event of a chunk with this choice."""
+        content = self._before + _one_line(encoded(choice)) + self._after
+        return _id_line(event_id) + b"data: " + content + b"\n\n"
+
+    def _fields(self, choice: _Choice, content: Any, logprobs: Any, ids: list[int] | None) -> dict[str, Any]:
+        """A choice as it stands in a chunk."""
         fields: dict[str, Any] = {
             "index": choice.index,
             ("delta" if self._is_chat else "text"): content,
@@ -190,8 +206,7 @@ class Chunks:
         }
         if ids is not None:
             fields["token_ids"] = ids
-        usage = {"usage": None} if self._completion.note.usage else {}
-        return {**self._head(), "choices": [fields], **usage}
+        return fields
 
     def _head(self) -> dict[str, Any]:
         completion = self._completion
@@ -203,6 +218,8 @@ class Chunks:
         }
 
     def _position(self) -> str | None:
-        if not self._completion.note.event_ids:
+        if not self._has_ids:
             return None
+        if len(self._choices) == 1:
+            return str(max(self._choices[0].number, self._choices[0].seen))
         return ".".join(str(max(choice.number, choice.seen)) for choice in self._choices)

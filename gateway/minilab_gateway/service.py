@@ -58,8 +58,10 @@ _LARGE_BODY: Final = 65_536
 """Bytes above which a body is worth a thread, which costs a tenth of a millisecond."""
 
 _LOOK_SECONDS: Final = 0.2
-"""Between looks for a worker that may come, and for which one that was seen, or a model's card, is taken to be there: a
-lease lasts longer anyway."""
+"""Between looks for a worker that may come."""
+
+_MOMENT: Final = 0.05
+"""Seconds for which a worker that was seen, or a model's card, is taken to be there: a lease lasts longer anyway."""
 
 _NAMES: Final = 100
 """Models of which that is kept."""
@@ -110,8 +112,8 @@ class Service:
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="gateway")
         self._tokenizers: OrderedDict[str, Tokenizer] = OrderedDict()
         self._loading = Lock()
-        self._cards: Recent[ModelCard] = Recent(_LOOK_SECONDS, _NAMES)
-        self._workers: Recent[int] = Recent(_LOOK_SECONDS, _NAMES)
+        self._cards: Recent[ModelCard] = Recent(_MOMENT, _NAMES)
+        self._workers: Recent[int] = Recent(_MOMENT, _NAMES)
 
     def close(self) -> None:
         """Wait for what is under way, cancels above all."""

@@ -31,7 +31,7 @@ _PAGE: Final = 1000
 _SHORT_BLOCK_MS: Final = 50
 """Milliseconds of a wait that nothing can end early: what a new reader then waits at most."""
 
-_REST: Final = 2
+_REST: Final = 4
 """Times as long as handing tokens over took does the next read wait: what comes meanwhile goes out in one piece, and
 the processors are left to whoever makes tokens. A lone stream is not held up, many are for a few milliseconds."""
 
@@ -66,8 +66,9 @@ class _Reader:
 
     def take(self, entries: list[RawEntry]) -> None:
         """Keep what is behind the cursor; another reader of the same stream may be further behind."""
-        fresh = [entry for entry in entries if entry_number(entry[0]) > self.cursor.after]
-        events = self.cursor.take(fresh)
+        if entries and entry_number(entries[0][0]) <= self.cursor.after:
+            entries = [entry for entry in entries if entry_number(entry[0]) > self.cursor.after]
+        events = self.cursor.take(entries)
         if events:
             self.heard_at = time.monotonic()
             self.ready.put_nowait(events)
@@ -90,6 +91,8 @@ class StreamHub:
         self._client_id: int | None = None
         """Of the connection that waits, while it does."""
         self._can_wake = True
+        self._is_suspicious = False
+        """Whether a read has failed since all keys were looked at."""
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
@@ -157,9 +160,9 @@ class StreamHub:
                 _log.warning("token streams cannot be read: %s", _first_line(error))
             except Exception:  # noqa: BLE001 - the readers wait on, and the log says for what
                 _log.exception("token streams cannot be read")
-            self._client_id = None
+            self._client_id, self._is_suspicious = None, True
             for reader in self._readers:
-                reader.is_asked_for = False  # and looked at again: a key that is no stream fails the read of all
+                reader.is_asked_for = False
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _id_of(self, own: redis.asyncio.Redis) -> int:
@@ -177,8 +180,11 @@ class StreamHub:
                 await self._arrived.wait()
                 continue
             new = [reader for reader in readers if not reader.is_asked_for]
-            if new:
-                await self._find_ended(own, new)
+            if self._is_suspicious:  # a key that is no stream fails the read of all
+                await self._find_ended(own, readers)
+                self._is_suspicious = False
+            elif behind := [reader for reader in new if reader.cursor.after]:
+                await self._find_ended(own, behind)
             for reader in readers:
                 reader.is_asked_for = True
             waiting = [reader for reader in readers if reader in self._readers]
