@@ -53,6 +53,9 @@ main(parser.parse_args())
 """
 """``vllm bench serve`` by its module: the program of the CPU build looks for a package by the name of the other."""
 
+_LEAST_SHARE: Final = 0.95
+"""Of the tokens that are asked for, in a run that counts."""
+
 _FIGURES: Final = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_itl_ms", "p99_itl_ms")
 
 
@@ -73,7 +76,7 @@ class Settings:
 
     @property
     def max_tokens(self) -> int:
-        return self.prompt_tokens + self.new_tokens + 16  # some room for what the generator's texts become
+        return self.prompt_tokens + self.new_tokens + 128  # room for what the generator's texts become elsewhere
 
 
 @dataclass(slots=True)
@@ -229,7 +232,8 @@ def load(server: Server, settings: Settings, scratch: Path, seed: int) -> Mappin
         raise MiniLabError(f"the load on {server.name} failed: {(done.stdout + done.stderr)[-2000:]}")
     figures: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
     expected = settings.requests * settings.new_tokens
-    if figures["completed"] != settings.requests or figures["total_output_tokens"] != expected:
+    # llama.cpp ends an answer now and then at another of the model's end tokens than the one that it leaves out.
+    if figures["completed"] != settings.requests or figures["total_output_tokens"] < _LEAST_SHARE * expected:
         raise MiniLabError(
             f"{server.name} must answer {settings.requests} requests with {expected} tokens, "
             f"got {figures['completed']} and {figures['total_output_tokens']}"
@@ -238,19 +242,22 @@ def load(server: Server, settings: Settings, scratch: Path, seed: int) -> Mappin
 
 
 def take_turns(servers: list[Server], settings: Settings, scratch: Path, progress: Progress) -> None:
-    for server in servers:
-        server.signal(signal.SIGSTOP)
-    for number in range(settings.rounds + 1):
-        first = number % len(servers)
-        for server in servers[first:] + servers[:first]:
-            progress.say(f"{server.name}, round {number} of {settings.rounds}")
-            server.signal(signal.SIGCONT)
-            figures = load(server, settings, scratch, number)
+    """One round to warm up, then those that count."""
+    try:
+        for server in servers:
             server.signal(signal.SIGSTOP)
-            if number:
-                server.runs.append(figures)
-    for server in servers:
-        server.signal(signal.SIGCONT)
+        for number in range(settings.rounds + 1):
+            first = number % len(servers)
+            for server in servers[first:] + servers[:first]:
+                progress.say(f"{server.name}, round {number} of {settings.rounds}")
+                server.signal(signal.SIGCONT)
+                figures = load(server, settings, scratch, number)
+                server.signal(signal.SIGSTOP)
+                if number:
+                    server.runs.append(figures)
+    finally:
+        for server in servers:  # else none could end
+            server.signal(signal.SIGCONT)
 
 
 @click.command(context_settings={"show_default": True})
