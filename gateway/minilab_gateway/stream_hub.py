@@ -33,7 +33,7 @@ _SHORT_BLOCK_MS: Final = 50
 
 _REST: Final = 4
 """Times as long as handing tokens over took does the next read wait: what comes meanwhile goes out in one piece, and
-the processors are left to whoever makes tokens. A lone stream is not held up, many are for a few milliseconds."""
+the processors are left to whoever makes tokens. A lone stream is held up for a millisecond, many are for some."""
 
 _SHORTEST_REST: Final = 0.001
 """Seconds: an event loop cannot wait less."""
