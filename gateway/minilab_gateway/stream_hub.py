@@ -179,12 +179,9 @@ class StreamHub:
             if not readers:
                 await self._arrived.wait()
                 continue
-            new = [reader for reader in readers if not reader.is_asked_for]
             if self._is_suspicious:  # a key that is no stream fails the read of all
                 await self._find_ended(own, readers)
                 self._is_suspicious = False
-            elif behind := [reader for reader in new if reader.cursor.after]:
-                await self._find_ended(own, behind)
             for reader in readers:
                 reader.is_asked_for = True
             waiting = [reader for reader in readers if reader in self._readers]
@@ -209,16 +206,16 @@ class StreamHub:
         if rest >= _SHORTEST_REST:
             await asyncio.sleep(min(rest, _LONGEST_REST))
 
-    async def _find_ended(self, own: redis.asyncio.Redis, new: list[_Reader]) -> None:
-        """Give new readers the end of a stream behind which they begin, where no read would find anything.
+    async def _find_ended(self, own: redis.asyncio.Redis, readers: list[_Reader]) -> None:
+        """Give readers the end of a stream behind which they began, where no read would find anything.
 
         A reader whose key is no stream is ended, so that the others go on.
         """
         async with own.pipeline(transaction=False) as pipeline:
-            for reader in new:
+            for reader in readers:
                 pipeline.xrevrange(reader.cursor.key, count=1)
             lasts = await pipeline.execute(raise_on_error=False)
-        for reader, last in zip(new, lasts, strict=True):
+        for reader, last in zip(readers, lasts, strict=True):
             if isinstance(last, ResponseError):
                 self._end(reader, last)
                 continue
