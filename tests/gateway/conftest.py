@@ -23,7 +23,6 @@ from gateway.gateway_process import Gateway
 from minilab_gen.protocol import keys
 from minilab_gen.protocol.cards import all_cards, publish_card
 from minilab_gen.protocol.jobs import queue_of
-from minilab_gen.text.tokenizer import get_tokenizer
 
 __all__ = ["browser", "context", "page"]  # fixtures
 
@@ -126,10 +125,9 @@ def slow_gateway(shared_gateway: Gateway, start_worker: Callable[..., Worker]) -
     return shared_gateway
 
 
-@pytest.fixture
-def by_hand(shared_gateway: Gateway, server: redis.Redis, served: ServedModel) -> Callable[[], str]:
-    """A worker that is there and does nothing: jobs are ended by the test, by the id that this waits for."""
-    publish_card(server, served.card, get_tokenizer().to_json())
+def taken_by_hand(server: redis.Redis, served: ServedModel) -> Callable[[], str]:
+    """Announce a worker that does nothing; what is returned waits for the next job, takes it, and gives its id."""
+    publish_card(server, served.card, served.tokenizer.to_json())
     worker = "minilab-by-hand"
     server.sadd(f"rq:workers:{keys.queue_name('base')}", f"rq:worker:{worker}")
     server.set(keys.worker_lease(worker), 1)
@@ -142,3 +140,9 @@ def by_hand(shared_gateway: Gateway, server: redis.Redis, served: ServedModel) -
         return job_id
 
     return next_job
+
+
+@pytest.fixture
+def by_hand(shared_gateway: Gateway, server: redis.Redis, served: ServedModel) -> Callable[[], str]:
+    """A worker that is there and does nothing: jobs are ended by the test, by the id that this waits for."""
+    return taken_by_hand(server, served)

@@ -12,18 +12,14 @@ import redis
 from minilab_worker.serving import ServedModel
 from openai.types.responses import Response
 from pydantic import TypeAdapter
-from support.waiting import wait_until
 
-from gateway.conftest import StartGateway
+from gateway.conftest import StartGateway, taken_by_hand
 from gateway.gateway_process import Gateway, stream_of
 from gateway.test_http_failures import end_job
 from gateway.test_response_calls import ANSWERS, BETWEEN, CALLED, SUEZ, TOOLS, TWICE, Weather, body_of
 from gateway.test_response_streams import CLOSING, DELTA, KINDS, blocks_in, events_in
 from gateway.test_responses import extras_in
-from minilab_gen.protocol import keys
-from minilab_gen.protocol.cards import publish_card
 from minilab_gen.protocol.events import EndEvent, TokenEvent
-from minilab_gen.protocol.jobs import queue_of
 from minilab_gen.protocol.streams import publish
 
 ADDED, DONE = "response.output_item.added", "response.output_item.done"
@@ -34,19 +30,7 @@ OPENING = ["response.created", "response.in_progress"]
 @pytest.fixture
 def by_hand(server: redis.Redis, tools_served: ServedModel) -> Callable[[], str]:
     """A worker of a model that calls, which is there and does nothing: the test says what its jobs give."""
-    publish_card(server, tools_served.card, tools_served.tokenizer.to_json())
-    worker = "minilab-by-hand"
-    server.sadd(f"rq:workers:{keys.queue_name('base')}", f"rq:worker:{worker}")
-    server.set(keys.worker_lease(worker), 1)
-
-    def next_job() -> str:
-        queue = queue_of(server, keys.queue_name("base"))
-        wait_until(lambda: queue.count)
-        (job_id,) = queue.job_ids
-        queue.remove(job_id)
-        return job_id
-
-    return next_job
+    return taken_by_hand(server, tools_served)
 
 
 def in_order(events: list[dict[str, Any]]) -> list[str]:
